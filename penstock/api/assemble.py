@@ -125,8 +125,8 @@ def assemble(
             tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
-            stage = ranks.stage if ranks else None
-            loaded = load_weights(checkpoint, spec, settings, torch.device(settings.device), progress, loras, stage)
+            own = replace(spec, stage=ranks.stage) if ranks else spec
+            loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras)
         finally:
             if checkpoint:
                 checkpoint.close()

@@ -137,7 +137,7 @@ def group_layers(
     return Grouping(tuple(groups), block_bytes)
 
 
-def cut_grouping(grouping: Grouping, layers: range) -> Grouping:
+def cut_groups(grouping: Grouping, layers: range) -> Grouping:
     """Keep those layers, numbered from 0, in the same groups with the same tables. Blocks are as large as they need."""
     groups, block_bytes = [], ALIGNMENT
     for group in grouping.groups:

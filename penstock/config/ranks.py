@@ -54,10 +54,11 @@ def check_layout(config: EngineConfig) -> None:
 
 
 def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any, str]]:
-    """Refuse what several ranks cannot do with this model; returns values that follow, with reasons."""
+    """Refuse what several ranks cannot do with this model; returns the threads of each, with the reason."""
+    check_layout(config)
     num_ranks, num_stages = count_ranks(config), config.pipeline_parallel_size
     if num_ranks == 1:
-        return {}
+        return {} if config.threads else {"threads": (facts.num_cores, "the cores this process may use")}
     if num_stages > facts.num_layers:
         raise InvalidConfig(
             f"pipeline_parallel_size={num_stages} is over the model's {facts.num_layers} layers: set at most "
@@ -78,6 +79,7 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
         )
     if config.threads is not None:
         return {}
-    local = num_ranks if config.distributed_executor_backend == "mp" else 1
-    threads = max(1, facts.num_cores * config.nnodes // local)
+    if config.distributed_executor_backend == "ray":
+        return {"threads": (1, "the CPUs that Ray reserves for a rank")}
+    threads = max(1, facts.num_cores * config.nnodes // num_ranks)
     return {"threads": (threads, f"this rank's share of the {facts.num_cores} cores")}

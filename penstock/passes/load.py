@@ -12,7 +12,6 @@ from penstock.models.decoder import CPU, Decoder, Encoder
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import ModelSpec
-from penstock.models.stages import Stage
 from penstock.ops import OpTable
 from penstock.passes.adapt import Adapt, LoraTable
 from penstock.passes.lower import RULES, Lower, Rule
@@ -29,7 +28,6 @@ def load_lowered(
     quantization: str | None = None,
     rules: Sequence[Rule] | None = None,
     loras: LoraTable | None = None,
-    stage: Stage | None = None,
     **options: Any,
 ) -> Decoder | Encoder:
     """Load as `load_model` does, fused by `rules` (all of them by default) for the device; with `loras`, its linears
@@ -38,11 +36,9 @@ def load_lowered(
         rules = () if os.environ.get(PLAIN) == "1" else RULES
     ops = OpTable("cpu" if device.type == "cpu" else "cuda", exact)
     lower = Lower(ops, quantization == "fp8", rules)
-    adapt = None if loras is None else Adapt(lower, loras, 0 if stage is None else stage.layers.start)
+    adapt = None if loras is None else Adapt(lower, loras, spec.stage.start if spec.stage else 0)
     finish = adapt or lower
-    model = load_model(
-        checkpoint, spec, device=device, quantization=quantization, finish=finish, stage=stage, **options
-    )
+    model = load_model(checkpoint, spec, device=device, quantization=quantization, finish=finish, **options)
     if adapt is not None:
         adapt.finish(model)
     return model

@@ -11,7 +11,6 @@ from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec
-from penstock.models.stages import Stage
 from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
 
@@ -28,9 +27,8 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
     loras: LoraTable | None = None,
-    stage: Stage | None = None,
 ) -> Decoder | Encoder:
-    """Load a model, or a pipeline stage of it."""
+    """Load a model, or the pipeline stage of it that the spec names."""
     return load_lowered(
         checkpoint,
         spec,
@@ -42,5 +40,4 @@ def load_weights(
         device=device,
         exact=settings.deterministic,
         loras=loras,
-        stage=stage,
     )

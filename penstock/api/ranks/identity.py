@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
+from penstock.errors import InvalidConfig
 from penstock.host.version import VERSION
 from penstock.models.files import Checkpoint
 from penstock.ops import cpu
-from penstock.runner.ranks.layout import Layout
+from penstock.runner.ranks.layout import RankLayout
 from penstock.runner.ranks.link import SECRET_VARIABLE, Credentials, read_secret, require_long
 from penstock.runner.ranks.messages import Identity
 
@@ -26,8 +27,8 @@ OWN = {
 }
 
 
-def make_layout(config: EngineConfig) -> Layout:
-    return Layout(1, config.pipeline_parallel_size, config.nnodes)
+def make_layout(config: EngineConfig) -> RankLayout:
+    return RankLayout(1, config.pipeline_parallel_size, config.nnodes)
 
 
 def find_credentials(config: EngineConfig) -> Credentials | None:
@@ -41,6 +42,17 @@ def find_credentials(config: EngineConfig) -> Credentials | None:
         return None
     files = (config.distributed_tls_certfile, config.distributed_tls_keyfile, config.distributed_tls_ca)
     return Credentials(found, *(file or "" for file in files))
+
+
+def require_credentials(config: EngineConfig) -> Credentials:
+    """Return the secret that the machines prove to each other."""
+    found = find_credentials(config)
+    if found is None:
+        raise InvalidConfig(
+            "ranks on several machines prove a secret to each other: give the same file to all with "
+            f"--distributed-secret-file, or set {SECRET_VARIABLE} (openssl rand -hex 32 makes one)"
+        )
+    return found
 
 
 def identify(config: EngineConfig, described: Mapping[str, Any], checkpoint: Checkpoint | None) -> Identity:

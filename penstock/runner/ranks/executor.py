@@ -12,10 +12,10 @@ from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import PULSE_S, Crew
 from penstock.runner.ranks.flow import Inlet
 from penstock.runner.ranks.link import LinkClosed
-from penstock.runner.ranks.messages import Control, Step, strip
+from penstock.runner.ranks.messages import Compute, Tell, strip
 
 
-class Tokens:
+class UntoldTokens:
     """Chosen tokens that the other ranks have not been told of; they come with a row's next plan."""
 
     def __init__(self) -> None:
@@ -99,12 +99,12 @@ class RankExecutor:
     def __init__(self, runner: Runner, crew: Crew, inlet: Inlet | None) -> None:
         self.runner, self.crew = runner, crew
         self._inlet = inlet
-        self._tokens = Tokens()
+        self._tokens = UntoldTokens()
         self._started: deque[StartedPlan] = deque()  # whose part here is not computed
         self._num_messages = 0
 
     def start(self, plan: Plan) -> StartedPlan:
-        self.crew.broadcast(Step(self._tokens.tell(plan)))
+        self.crew.broadcast(Compute(self._tokens.tell(plan)))
         self._started.append(ticket := StartedPlan(self, plan))
         return ticket
 
@@ -138,7 +138,7 @@ class RankExecutor:
         if not isinstance(message, LoadLora | DropLora) or self.runner.loras is None:
             return own
         self._num_messages += 1
-        self.crew.broadcast(Control(self._num_messages, type(message).__name__, asdict(message)))
+        self.crew.broadcast(Tell(self._num_messages, type(message).__name__, asdict(message)))
         return ToldAll(self, self._num_messages, own, message)
 
     def close(self) -> None:
