@@ -58,9 +58,11 @@ class Cut:
 class Link(Protocol):
     """An exchange with the other ranks, around a part of a layer."""
 
-    keeps_outputs: bool  # the rank goes on with its own part of the outputs, or of a sum that is exchanged later
+    @property
+    def keeps_outputs(self) -> bool:
+        """True if what comes out of the product itself is the rank's own, or its part of a sum."""
 
-    def wrap(self, part: Any, mesh: Any) -> Any:
+    def wrap(self, part: Any, mesh: Any, ops: Any) -> Any:
         """Return what is called in place of the part."""
 
 

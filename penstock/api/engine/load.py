@@ -11,6 +11,7 @@ from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec
+from penstock.parallel import Mesh
 from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
 
@@ -27,8 +28,9 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
     loras: LoraTable | None = None,
+    mesh: Mesh | None = None,
 ) -> Decoder | Encoder:
-    """Load a model, or the pipeline stage of it that the spec names."""
+    """Load a model, or the part of it that the spec describes; `mesh` joins the ranks that share its layers."""
     return load_lowered(
         checkpoint,
         spec,
@@ -40,4 +42,5 @@ def load_weights(
         device=device,
         exact=settings.deterministic,
         loras=loras,
+        mesh=mesh,
     )
