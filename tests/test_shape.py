@@ -125,7 +125,9 @@ ADDED_FLAGS: dict[str, str] = {
     **{
         f"{command} --{flag}": "a model may take several processes wherever it takes one, and these are vLLM's flags"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "plan", "run", "run-batch", "serve")
-        for flag in ("pipeline-parallel-size", "distributed-executor-backend")
+        for flag in """
+            tensor-parallel-size pipeline-parallel-size enable-expert-parallel distributed-executor-backend
+        """.split()
         if (command, flag) != ("plan", "distributed-executor-backend")
     },
     **{

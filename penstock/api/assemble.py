@@ -124,9 +124,9 @@ def assemble(
             applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
             tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
-            loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
-            own = replace(spec, stage=ranks.stage) if ranks else spec
-            loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras)
+            own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
+            loras = LoraTable(own, settings.max_loras) if settings.enable_lora else None
+            loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras, mesh)
         finally:
             if checkpoint:
                 checkpoint.close()

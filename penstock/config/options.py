@@ -199,6 +199,10 @@ class EngineConfig:
     max_cpu_loras: int | None = option(
         None, "adapters in memory; others are read from disk when needed (default: max_loras)", least=1, most=65536
     )
+    tensor_parallel_size: int = option(
+        1, "tensor-parallel ranks: processes that have a share of each matrix", least=1, most=64
+    )
+    enable_expert_parallel: bool = option(False, "deal experts out to tensor-parallel ranks, instead of cutting each")
     pipeline_parallel_size: int = option(1, "pipeline stages: processes that have some layers each", least=1, most=256)
     distributed_executor_backend: str = option(
         "mp", "start processes of several ranks here (mp), or by Ray on the machines of its cluster", BACKENDS

@@ -25,7 +25,7 @@ class RankFacts(Protocol):
 
 
 def count_ranks(config: EngineConfig) -> int:
-    return config.pipeline_parallel_size
+    return config.tensor_parallel_size * config.pipeline_parallel_size
 
 
 def check_layout(config: EngineConfig) -> None:
@@ -38,8 +38,14 @@ def check_layout(config: EngineConfig) -> None:
         )
     if num_ranks % config.nnodes:
         raise InvalidConfig(
-            f"{num_ranks} ranks (pipeline_parallel_size={config.pipeline_parallel_size}) do not divide into "
+            f"{num_ranks} ranks (tensor_parallel_size={config.tensor_parallel_size} times "
+            f"pipeline_parallel_size={config.pipeline_parallel_size}) do not divide into "
             f"nnodes={config.nnodes} machines: set nnodes to a divisor of {num_ranks}"
+        )
+    if num_ranks // config.nnodes % config.tensor_parallel_size:
+        raise InvalidConfig(
+            f"tensor_parallel_size={config.tensor_parallel_size} ranks would not be on one machine: each of "
+            f"nnodes={config.nnodes} has {num_ranks // config.nnodes}; raise pipeline_parallel_size instead"
         )
     if config.node_rank >= config.nnodes:
         raise InvalidConfig(
@@ -66,7 +72,8 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
         )
     if facts.whole_prompts:
         raise InvalidConfig(
-            f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave pipeline_parallel_size out"
+            f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave tensor_parallel_size and "
+            "pipeline_parallel_size out"
         )
     if config.device == "cuda":
         raise InvalidConfig(f"device=cuda has one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")

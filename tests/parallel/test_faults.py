@@ -32,9 +32,21 @@ def staged(talker: str) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_rank_that_shares_layers(talker: str, number: int) -> None:
+    """The engine waits for it in a collective."""
+    with RunningServer(talker, *OPTIONS, "-tp", "2") as server:
+        lose_rank(server, number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_rank_loses_no_token(staged: RunningServer, number: int) -> None:
     """A stopped rank sends no pulse, and the engine that waits for it ends."""
+    lose_rank(staged, number)
+
+
+def lose_rank(staged: RunningServer, number: int) -> None:
     undisturbed = asyncio.run(run_all(staged.url, chats(NUM)))
     assert all(len(one.token_ids) == 48 and one.error is None for one in undisturbed)
     (rank,) = ranks_of(staged.engine_pid())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.api.drafting import DraftPart, group_states
-from penstock.cache.group import Grouping, cut_groups
+from penstock.cache.group import Grouping
 from penstock.cache.kv import KVCache
 from penstock.config import Resolved
 from penstock.config.speculation import parse_speculation
@@ -61,7 +61,7 @@ def start_engine(
     spec = ranks.spec if ranks else model.spec
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, draft)
     num_blocks = count_blocks(grouping, settings)
-    own = cut_groups(grouping, ranks.stage) if ranks else grouping
+    own = ranks.cut_cache(grouping, settings) if ranks else grouping
     memory = make_memory(num_blocks, own, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)

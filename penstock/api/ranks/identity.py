@@ -1,4 +1,4 @@
-"""The layout that options ask for, and the description by which ranks are compared before anything is loaded."""
+"""The secret of a model's ranks, and the description by which they are compared before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from penstock.errors import InvalidConfig
 from penstock.host.version import VERSION
 from penstock.models.files import Checkpoint
 from penstock.ops import cpu
-from penstock.runner.ranks.layout import RankLayout
 from penstock.runner.ranks.link import SECRET_VARIABLE, Credentials, read_secret, require_long
 from penstock.runner.ranks.messages import Identity
 
@@ -25,10 +24,6 @@ OWN = {
     *("parse_special_tokens", "generation_config", "override_generation_config"),
     *("distributed_secret_file", "distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca"),
 }
-
-
-def make_layout(config: EngineConfig) -> RankLayout:
-    return RankLayout(1, config.pipeline_parallel_size, config.nnodes)
 
 
 def find_credentials(config: EngineConfig) -> Credentials | None:

@@ -9,8 +9,9 @@ import subprocess
 import threading
 from types import FrameType
 
-from penstock.api.ranks.identity import make_layout, require_credentials
+from penstock.api.ranks.identity import require_credentials
 from penstock.api.ranks.ranks import make_tasks
+from penstock.api.ranks.share import make_layout
 from penstock.config import EngineConfig
 from penstock.config.ranks import check_layout
 from penstock.runner.ranks.backends.local import start_rank, stop

@@ -12,7 +12,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from penstock.api.engine.load import load_weights
 from penstock.api.engine.start import make_memory
 from penstock.api.model_files import find_model
 from penstock.api.ranks.identity import identify, require_credentials
-from penstock.cache.group import cut_groups
+from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share
 from penstock.config import EngineConfig, Resolved
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.host.machine import die_with_parent, free_memory_bytes, hold_few_heaps, settle_collector
@@ -30,6 +29,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.spec import spec_from_config
 from penstock.ops import cpu
+from penstock.parallel import Mesh, Segment, open_mesh
 from penstock.passes.adapt import LoraTable
 from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
@@ -91,8 +91,10 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
         listener = Listener(link.host, 0, credentials)
         free_bytes, cores = free_memory_bytes(), cpu.available_cores()
         identity = identify(config, described, checkpoint)
-        node = os.uname().nodename
-        link.send(encode(Hello(task.rank, identity, link.host, node, os.getpid(), listener.port, cores, free_bytes)))
+        node, segment = os.uname().nodename, _make_segment(task)
+        place = segment.address if segment else ""
+        hello = Hello(task.rank, identity, link.host, node, os.getpid(), listener.port, cores, free_bytes, place)
+        link.send(encode(hello))
         setup = decode_to_rank(link.receive(task.wait_s))
         if isinstance(setup, RankRefused):
             print(f"error: {setup.error}", file=sys.stderr)
@@ -100,7 +102,11 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
         assert isinstance(setup, Setup)
         pulses = Pulses(link)
         pulses.start()
-        runner = _load(setup, described, checkpoint)
+        layout = task.layout
+        mesh = open_mesh(
+            "shm", layout.shard(task.rank), layout.num_shards, segment or setup.segment, timeout_s=MESH_TIMEOUT_S
+        )
+        runner = _load(task.rank, setup, described, checkpoint, mesh)
     finally:
         if checkpoint:
             checkpoint.close()
@@ -112,17 +118,24 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
     return 0
 
 
-def _load(setup: Setup, described: Mapping[str, Any], checkpoint: Checkpoint | None) -> Runner:
-    """Load this rank's layers, with room for its part of the cache."""
+def _make_segment(task: RankTask) -> Segment | None:
+    """Make the memory in which those that share its layers meet, if it is their first."""
+    layout = task.layout
+    return Segment(layout.num_shards) if layout.num_shards > 1 and layout.shard(task.rank) == 0 else None
+
+
+def _load(rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Checkpoint | None, mesh: Mesh) -> Runner:
+    """Load this rank's share, with room for its part of the cache."""
     settings = Resolved(**setup.settings, settings=())
     spec = spec_from_config(described, settings.max_model_len)
-    stage = range(*setup.layers)
-    loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
+    share = cut_share(spec, settings, rank)
+    loras = LoraTable(share, settings.max_loras) if settings.enable_lora else None
     device = torch.device("cpu")
-    model = load_weights(checkpoint, replace(spec, stage=stage), settings, device, loras=loras)
+    model = load_weights(checkpoint, share, settings, device, loras=loras, mesh=mesh)
     assert isinstance(model, Decoder)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
-    memory = make_memory(setup.num_blocks, cut_groups(grouping, stage), settings, device)
+    own = cut_cache(grouping, share, settings.kv_cache_dtype, settings.block_size)
+    memory = make_memory(setup.num_blocks, own, settings, device)
     bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
     return Runner(model, memory, loras=bank)
 

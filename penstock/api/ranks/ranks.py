@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.api.drafting import group_states
 from penstock.api.engine.start import count_blocks
-from penstock.api.ranks.identity import identify, make_layout, require_credentials
-from penstock.cache.group import LAYOUTS
+from penstock.api.ranks.identity import identify, require_credentials
+from penstock.api.ranks.share import MESH_TIMEOUT_S, count_state, cut_cache, cut_share, make_layout
+from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Resolved
-from penstock.errors import InvalidConfig
+from penstock.errors import InvalidConfig, quote
 from penstock.host.machine import free_memory_bytes
 from penstock.models.files import Checkpoint
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
-from penstock.passes.stages import cut_stages
+from penstock.parallel import Mesh, OneRank, Segment, open_mesh
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.backends.local import LocalRanks
 from penstock.runner.ranks.backends.task import RankTask
@@ -47,8 +49,9 @@ class Ranks:
             )
         self.config, self.spec = config, spec
         self.layout = make_layout(config)
-        self.stages = cut_stages(spec, self.layout.num_stages)
+        self._shares = [cut_share(spec, config, rank) for rank in range(self.layout.num_ranks)]  # refuses first of all
         self._path = path
+        self.mesh: Mesh = OneRank()
         uses_ray, own = config.distributed_executor_backend == "ray", None
         if uses_ray or self.layout.num_nodes > 1:
             credentials = require_credentials(config)
@@ -63,9 +66,13 @@ class Ranks:
         self.crew = Crew(self.layout, Listener(self.host, port, credentials), backend)
 
     @property
-    def stage(self) -> range:
+    def share(self) -> ModelSpec:
         """Rank 0's own."""
-        return self.stages[self.layout.stage(0)]
+        return self._shares[0]
+
+    def cut_cache(self, grouping: Grouping, settings: Resolved) -> Grouping:
+        """Return the groups that rank 0 keeps."""
+        return cut_cache(grouping, self.share, settings.kv_cache_dtype, settings.block_size)
 
     def _make_ray(self) -> tuple[Backend, str]:
         """Return the ranks that Ray starts, and this machine's address in its cluster."""
@@ -86,31 +93,41 @@ class Ranks:
     def find_memory(self, kv_dtype: str) -> int:
         """Return the free memory of one machine that would have as much room for a cache as the smallest machine has,
         which keeps its stages' part of it."""
-        totals = [count_state(replace(self.spec, stage=stage).cut(), kv_dtype) for stage in self.stages]
-        own = {rank: totals[self.layout.stage(rank)] for rank in range(self.layout.num_ranks)}
+        own = [count_state(share, kv_dtype) for share in self._shares]
         free = {0: free_memory_bytes()}
         for rank, hello in self.crew.hellos.items():
             node = self.layout.node(rank)
             free[node] = min(free.get(node, hello.free_bytes), hello.free_bytes)
         parts = {node: sum(own[rank] for rank in self.layout.list_ranks(node)) for node in free}
-        return min(free[node] * sum(totals) // max(1, part) for node, part in parts.items())
+        whole = count_state(self.spec, kv_dtype)
+        return min(free[node] * whole // max(1, part) for node, part in parts.items())
 
     def set_up(self, spec: ModelSpec, settings: Resolved) -> None:
         """Tell the other ranks what to load: they begin at once."""
         self.spec = spec
-        grouping = group_states(self.spec, settings.kv_cache_dtype, settings.block_size, None)
+        self._shares = [cut_share(spec, self.config, rank) for rank in range(self.layout.num_ranks)]
+        grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
         values = {field.name: getattr(settings, field.name) for field in fields(Resolved) if field.name != "settings"}
-        setups = {}
-        for rank, _ in self.crew.hellos.items():
-            layers = self.stages[self.layout.stage(rank)]
+        num_blocks, setups = count_blocks(grouping, settings), {}
+        segment = Segment(self.layout.num_shards) if self.layout.num_shards > 1 else None
+        for rank in self.crew.hellos:
             following = self.layout.find_next(rank)
-            setups[rank] = Setup(
-                values,
-                (layers.start, layers.stop),
-                count_blocks(grouping, settings),
-                None if following is None else self._find_address(following),
-            )
+            address = None if following is None else self._find_address(following)
+            setups[rank] = Setup(values, num_blocks, self._find_segment(rank, segment), address)
         self.crew.set_up(setups)
+        self.mesh = open_mesh("shm", 0, self.layout.num_shards, segment or "", timeout_s=MESH_TIMEOUT_S)
+
+    def _find_segment(self, rank: int, own: Segment | None) -> str:
+        """Return where a rank meets those that share its layers, who must be on its machine."""
+        first, hellos = rank - self.layout.shard(rank), self.crew.hellos
+        node = hellos[first].node if first else os.uname().nodename
+        if own is not None and hellos[rank].node != node:
+            raise InvalidConfig(
+                f"ranks {first} and {rank} share layers, but are on machines {quote(node)} and "
+                f"{quote(hellos[rank].node)}: tensor-parallel ranks share memory; set ray_placement=STRICT_PACK, or "
+                "raise pipeline_parallel_size instead"
+            )
+        return "" if own is None else hellos[first].segment if first else own.address
 
     def _find_address(self, rank: int) -> tuple[str, int]:
         if rank == 0:
@@ -120,15 +137,11 @@ class Ranks:
     def join(self, runner: Runner) -> RankExecutor:
         """Wait until all have loaded; returns the executor of all."""
         flow = self.crew.join()
-        return RankExecutor(runner, self.crew, None if flow is None else Inlet(flow))
+        return RankExecutor(runner, self.crew, None if flow is None else Inlet(flow), self.mesh)
 
     def close(self) -> None:
         self.crew.close()
-
-
-def count_state(spec: ModelSpec, kv_dtype: str) -> int:
-    """Count the bytes that layers keep per position, states of recurrent ones aside."""
-    return sum(state.bytes_per_position for state in spec.states(LAYOUTS[kv_dtype]) if state is not None)
+        self.mesh.close()
 
 
 def find_patience(config: EngineConfig) -> float:

@@ -60,7 +60,6 @@ HARMLESS: dict[str, tuple[type, str]] = {
     "trust_remote_code": (bool, "a checkpoint's code is never run"),
     "code_revision": (str, "a checkpoint's code is never run"),
     "disable_custom_all_reduce": (bool, "there is one device"),
-    "enable_expert_parallel": (bool, "there is one device"),
     **dict.fromkeys(
         ("compilation_config", "attention_backend", "attention_config", "cuda_graph_sizes", "prefix_caching_hash_algo"),
         (str, "kernels and caches are Penstock's own"),
@@ -83,7 +82,7 @@ HARMLESS: dict[str, tuple[type, str]] = {
 # Accepted at these values, with the reason why others are not.
 LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     **dict.fromkeys(
-        ("tensor_parallel_size", "data_parallel_size", "decode_context_parallel_size"),
+        ("data_parallel_size", "decode_context_parallel_size"),
         (int, (1,), "a model runs on one device: set it to 1, or start a server per device"),
     ),
     **dict.fromkeys(

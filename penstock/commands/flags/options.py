@@ -34,8 +34,8 @@ MACHINES = (
     *("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file"),
     *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement"),
 )
-SHORT = {"pipeline_parallel_size": ("-pp",)}  # vLLM's
-RANKS = ("pipeline_parallel_size", "distributed_executor_backend")
+SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",)}  # vLLM's
+RANKS = (*("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),)
 SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *MACHINES)  # engine options of `serve` alone, and in its help
 
 

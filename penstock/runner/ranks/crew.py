@@ -171,18 +171,22 @@ class Crew:
             self._news.wait(wait_s)
 
     def lose(self, rank: int, why: str) -> None:
-        """Note that a rank is lost. Whoever waits for it gets to know."""
+        """Note that a rank is lost."""
+        hello = self.hellos[rank]
+        self.fail(RankLost(f"rank {rank} (process {hello.pid} on {hello.node}) is lost: {why}", rank))
+
+    def fail(self, failure: RankLost) -> None:
+        """End all ranks. Whoever waits for one gets to know why."""
         with self._news:
             if self.failure is not None or self._is_closing.is_set():
                 return
-            hello = self.hellos[rank]
-            self.failure = RankLost(f"rank {rank} (process {hello.pid} on {hello.node}) is lost: {why}", rank)
+            self.failure = failure
             self._news.notify_all()
         for link in [*self._links.values(), self._flow]:
             if link is not None:
                 link.end()
         self._backend.kill()
-        self.on_loss(self.failure)
+        self.on_loss(failure)
 
     def _send(self, rank: int, message: ToRank) -> None:
         try:

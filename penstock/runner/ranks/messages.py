@@ -33,14 +33,15 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     port: int
     num_cores: int
     free_bytes: int
+    segment: str = ""  # where its tensor-parallel ranks meet, if it is their first
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """The layers to load, and where hidden states go. Settings are those of all ranks but `threads`."""
 
     settings: dict[str, Any]
-    layers: tuple[int, int]
     num_blocks: int
+    segment: str = ""  # where it meets those that share its layers
     next_address: tuple[str, int] | None = None
 
 
@@ -99,10 +100,14 @@ decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
-def strip(admission: Admission) -> Admission:
-    """Leave out what only a rank that samples needs."""
+def strip(admission: Admission, keeps_prompt: bool) -> Admission:
+    """Leave out what only a rank that samples needs. Those that share its logits are asked for the prompt's, too."""
     request = admission.request
-    return replace(admission, request=Request(id=request.id, tokens=(), loras=request.loras), mu=None)
+    return replace(
+        admission,
+        request=Request(id=request.id, tokens=request.tokens if keeps_prompt else (), loras=request.loras),
+        mu=None,
+    )
 
 
 def require_equal(rank: int, own: Identity, theirs: Identity) -> None:
