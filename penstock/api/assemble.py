@@ -34,7 +34,6 @@ from penstock.models.files import Checkpoint, open_checkpoint, read_config, read
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
 from penstock.passes.adapt import LoraTable
-from penstock.passes.load import Rank
 from penstock.passes.outline import count_packed_bytes
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template
@@ -125,9 +124,9 @@ def assemble(
             applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
             tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
-            loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
-            rank = Rank(ranks.stage) if ranks else None
-            loaded = load_weights(checkpoint, spec, settings, torch.device(settings.device), progress, loras, rank)
+            own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
+            loras = LoraTable(own, settings.max_loras) if settings.enable_lora else None
+            loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras, mesh)
         finally:
             if checkpoint:
                 checkpoint.close()

@@ -137,15 +137,19 @@ def group_layers(
     return Grouping(tuple(groups), block_bytes)
 
 
-def cut_grouping(grouping: Grouping, layers: range) -> Grouping:
-    """Keep those layers, numbered from 0, in the same groups with the same tables. Blocks are as large as they need."""
+def cut_groups(grouping: Grouping, layers: range, states: Sequence[StateSpec | None], block_size: int) -> Grouping:
+    """Keep those layers, numbered from 0, in the same groups with the same tables. `states`: of all layers, as they are
+    kept here. Blocks are as large as they need."""
     groups, block_bytes = [], ALIGNMENT
     for group in grouping.groups:
         kept = tuple(layer - layers.start for layer in group.layers if layer in layers)
-        groups.append(replace(group, layers=kept))
-        num_bytes = group.part_bytes * len(kept)
+        spec = states[group.layers[0]]
+        assert spec is not None
+        part_bytes = spec.bytes_per_position * block_size if group.is_paged else spec.bytes_per_state
+        num_bytes = part_bytes * len(kept)
         if not group.is_paged:
-            num_bytes = -(-group.spec.num_rows * len(kept) // group.blocks_per_state) * group.spec.row_bytes
+            num_bytes = -(-spec.num_rows * len(kept) // group.blocks_per_state) * spec.row_bytes
+        groups.append(replace(group, spec=spec, layers=kept, part_bytes=part_bytes))
         block_bytes = max(block_bytes, num_bytes)
     return Grouping(tuple(groups), block_bytes)
 

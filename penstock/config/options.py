@@ -63,6 +63,7 @@ DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
 BACKENDS = ("mp", "ray")
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's
 LOAD_FORMATS = ("auto", "dummy")
 MAX_POSITIONS = 2**31 - 1  # they are counted in 32 bits
 MAX_CACHE_TOKENS = 2**48
@@ -198,9 +199,16 @@ class EngineConfig:
     max_cpu_loras: int | None = option(
         None, "adapters in memory; others are read from disk when needed (default: max_loras)", least=1, most=65536
     )
+    tensor_parallel_size: int = option(
+        1, "tensor-parallel ranks: processes that have a share of each matrix", least=1, most=64
+    )
+    enable_expert_parallel: bool = option(False, "deal experts out to tensor-parallel ranks, instead of cutting each")
     pipeline_parallel_size: int = option(1, "pipeline stages: processes that have some layers each", least=1, most=256)
     distributed_executor_backend: str = option(
         "mp", "start processes of several ranks here (mp), or by Ray on the machines of its cluster", BACKENDS
+    )
+    ray_placement: str = option(
+        "PACK", "place ranks on as few machines of Ray's cluster as can be, or on different ones", PLACEMENTS
     )
     nnodes: int = option(1, "machines that share a model without Ray", least=1, most=256)
     node_rank: int = option(0, "this machine's number; the server is on 0", least=0, most=255)

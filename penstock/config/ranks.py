@@ -25,7 +25,7 @@ class RankFacts(Protocol):
 
 
 def count_ranks(config: EngineConfig) -> int:
-    return config.pipeline_parallel_size
+    return config.tensor_parallel_size * config.pipeline_parallel_size
 
 
 def check_layout(config: EngineConfig) -> None:
@@ -38,8 +38,14 @@ def check_layout(config: EngineConfig) -> None:
         )
     if num_ranks % config.nnodes:
         raise InvalidConfig(
-            f"{num_ranks} ranks (pipeline_parallel_size={config.pipeline_parallel_size}) do not divide into "
+            f"{num_ranks} ranks (tensor_parallel_size={config.tensor_parallel_size} times "
+            f"pipeline_parallel_size={config.pipeline_parallel_size}) do not divide into "
             f"nnodes={config.nnodes} machines: set nnodes to a divisor of {num_ranks}"
+        )
+    if num_ranks // config.nnodes % config.tensor_parallel_size:
+        raise InvalidConfig(
+            f"tensor_parallel_size={config.tensor_parallel_size} ranks would not be on one machine: each of "
+            f"nnodes={config.nnodes} has {num_ranks // config.nnodes}; raise pipeline_parallel_size instead"
         )
     if config.node_rank >= config.nnodes:
         raise InvalidConfig(
@@ -54,10 +60,11 @@ def check_layout(config: EngineConfig) -> None:
 
 
 def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any, str]]:
-    """Refuse what several ranks cannot do with this model; returns values that follow, with reasons."""
+    """Refuse what several ranks cannot do with this model; returns the threads of each, with the reason."""
+    check_layout(config)
     num_ranks, num_stages = count_ranks(config), config.pipeline_parallel_size
     if num_ranks == 1:
-        return {}
+        return {} if config.threads else {"threads": (facts.num_cores, "the cores this process may use")}
     if num_stages > facts.num_layers:
         raise InvalidConfig(
             f"pipeline_parallel_size={num_stages} is over the model's {facts.num_layers} layers: set at most "
@@ -65,7 +72,8 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
         )
     if facts.whole_prompts:
         raise InvalidConfig(
-            f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave pipeline_parallel_size out"
+            f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave tensor_parallel_size and "
+            "pipeline_parallel_size out"
         )
     if config.device == "cuda":
         raise InvalidConfig(f"device=cuda has one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
@@ -78,6 +86,7 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
         )
     if config.threads is not None:
         return {}
-    local = num_ranks if config.distributed_executor_backend == "mp" else 1
-    threads = max(1, facts.num_cores * config.nnodes // local)
+    if config.distributed_executor_backend == "ray":
+        return {"threads": (1, "the CPUs that Ray reserves for a rank")}
+    threads = max(1, facts.num_cores * config.nnodes // num_ranks)
     return {"threads": (threads, f"this rank's share of the {facts.num_cores} cores")}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
-from penstock.config.ranks import ON_CPUS, check_layout, count_ranks, resolve_ranks
+from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
@@ -272,7 +272,6 @@ def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, s
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
-    check_layout(config)
     ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
@@ -308,8 +307,6 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             else (least, reason)
         )
     derived |= ranks
-    if config.threads is None and not ranks:
-        derived["threads"] = facts.num_cores, "the cores this process may use"
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (
             (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")

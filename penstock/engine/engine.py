@@ -12,7 +12,7 @@ from penstock.engine.executor import Answer, Awaited, Done, DropLora, Executor, 
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.errors import EngineFailed
+from penstock.errors import RankLost
 from penstock.types import Delta, Request
 
 
@@ -122,7 +122,7 @@ class Engine:
         }
 
     def close(self) -> None:
-        with suppress(EngineFailed):  # whoever waited for it was told
+        with suppress(RankLost):  # whoever waited for it was told
             for _, ticket in self._started:
                 ticket.result()
         self._started.clear()

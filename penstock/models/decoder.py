@@ -14,7 +14,6 @@ from penstock.errors import InvalidModel
 from penstock.models.layer import Norm, Rope
 from penstock.models.pooling import Pooling
 from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec, parts
-from penstock.models.stages import Stage, whole
 from penstock.ops import OpTable
 from penstock.quant.dense import Dense, Matrix
 from penstock.quant.fp8 import as_fp8
@@ -115,10 +114,7 @@ class Build:
         hold: Callable[[str, Tensor | None], Scheme],
         device: torch.device = CPU,
         finish: Finish | None = None,
-        stage: Stage | None = None,
     ) -> None:
-        """With a pipeline stage, only its part of the model."""
-        self.stage = stage
         self.spec, self.ops, self.take, self.hold, self.device, self.finish = spec, ops, take, hold, device, finish
         self.names = spec.parameters().keys()
         self.ropes: dict[Rope, layers.RopeTable] = {}
@@ -181,19 +177,19 @@ class Build:
         return layers.Head(self.ops, rows, project, bias, head.divisor, head.softcap)
 
     def model(self, pooling: Pooling) -> Decoder | Encoder:
-        stage = self.stage or whole(self.spec)
-        embedding = self.embedding(self.spec.embedding) if stage.is_first else None
+        spec = self.spec
+        embedding = self.embedding(spec.embedding) if spec.is_first else None
         stack: list[layers.AnyBlock] = []
-        for index in stage.layers:
-            block = self.block(f"layers.{index}", self.spec.layers[index])
-            stack.append(self.finish(block, index == self.spec.num_layers - 1) if self.finish else block)
-        if self.spec.head is None:
+        for index in spec.stage or range(spec.num_layers):
+            block = self.block(f"layers.{index}", spec.layers[index])
+            stack.append(self.finish(block, index == spec.num_layers - 1) if self.finish else block)
+        if spec.head is None:
             assert embedding is not None
-            return Encoder(self.spec, self.ops, embedding, stack, pooling)
-        norm = self.optional("norm", self.spec.norm) if stage.is_last else None
-        head: Any = self.head(self.spec.head, embedding) if stage.is_last else None  # nobody asks for its logits
-        first: Any = embedding or layers.Received(self.spec.width)  # called alike
-        return Decoder(stage.cut(self.spec), self.ops, first, stack, norm, head)
+            return Encoder(spec, self.ops, embedding, stack, pooling)
+        norm = self.optional("norm", spec.norm) if spec.is_last else None
+        head: Any = self.head(spec.head, embedding) if spec.is_last else None  # nobody asks for its logits
+        first: Any = embedding or layers.Received(spec.width)  # called alike
+        return Decoder(spec.cut(), self.ops, first, stack, norm, head)
 
 
 def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:

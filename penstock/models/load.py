@@ -20,12 +20,11 @@ from penstock.models import reading
 from penstock.models.cut import Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.layer import Merge, Shape, Shapes
+from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.reading import STACKS, STORED, Source, Sources, Take, from_checkpoint, read_cut_blocks
 from penstock.models.spec import ModelSpec
-from penstock.models.stages import Stage, whole
 from penstock.ops import OpTable, cpu
 from penstock.ops.matmul.packed import GROUP
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
@@ -234,8 +233,9 @@ def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | 
     return find_folder(checkpoint.path)
 
 
-def _report_progress(take: Take, hold: Hold, shapes: Shapes, progress: Progress) -> tuple[Take, Hold]:
+def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
     """Wrap `take` and `hold` so that `progress` is called after each parameter."""
+    shapes = {name: shape for name, shape in spec.parameters().items() if spec.holds(name)}
     total, done = sum(map(prod, shapes.values())), 0
 
     def report(name: str) -> None:
@@ -267,12 +267,11 @@ def load_model(
     progress: Progress | None = None,
     device: torch.device = CPU,
     finish: Finisher | None = None,
-    stage: Stage | None = None,
 ) -> Decoder | Encoder:
     """Load the model of `spec` with a checkpoint's weights, or with random ones of `dummy_seed`, onto the device.
 
     It is plain unless `finish` changes its blocks, each before the next is read; it then calls the ops of `finish`.
-    With a pipeline stage, only its part is read.
+    Of a pipeline stage only its part is read.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
     """
@@ -304,10 +303,10 @@ def load_model(
     options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
     hold = storage(ops, take_kept, options, checkpoint, sources, cuts)
     if progress:
-        take, hold = _report_progress(take, hold, (stage or whole(spec)).parameters(spec), progress)
+        take, hold = _report_progress(take, hold, spec, progress)
     try:
         then = store_fp8 if quantization == "fp8" and finish is None else finish
-        return Build(spec, ops, take, hold, device, then, stage).model(pooling)
+        return Build(spec, ops, take, hold, device, then).model(pooling)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

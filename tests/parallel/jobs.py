@@ -22,7 +22,7 @@ from penstock.models.pooling import Pooling
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.parallel import Mesh
 from penstock.passes.adapt import LoraTable
-from penstock.passes.load import Rank, load_lowered
+from penstock.passes.load import load_lowered
 from penstock.passes.outline import weight_bytes
 from penstock.passes.shard import shard
 from penstock.runner.cpu.loras import LoraBank
@@ -69,7 +69,7 @@ def load(mesh: Mesh, config: dict[str, Any], by: str, experts_whole: bool = Fals
     checkpoint = make_checkpoint(config, spec.parameters())
     if mesh.size > 1:
         spec, _ = shard(spec, mesh.rank, mesh.size, by, experts_whole)  # type: ignore[arg-type]
-    model = load_lowered(checkpoint, spec, rank=Rank(mesh=mesh), **options)
+    model = load_lowered(checkpoint, spec, mesh=mesh, **options)
     assert isinstance(model, Decoder)
     return model
 
@@ -83,7 +83,7 @@ def embed(mesh: Mesh, config: dict[str, Any], by: str) -> Any:
     pooling = Pooling("mean", True)
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.models.load.read_pooling", lambda path: pooling)
-        model = load_lowered(checkpoint, spec, rank=Rank(mesh=mesh))
+        model = load_lowered(checkpoint, spec, mesh=mesh)
         assert isinstance(model, Encoder)
         lengths = torch.tensor(LENGTHS, dtype=torch.int32)
         starts = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
@@ -103,7 +103,7 @@ def load_folder(mesh: Mesh, folder: str, by: str, num_loras: int = 0, **options:
         spec, _ = shard(spec, mesh.rank, mesh.size, by)  # type: ignore[arg-type]
     table = LoraTable(spec, num_loras)
     options = {"dtype": None if has_weights else torch.float32, "dummy_seed": None if has_weights else 0, **options}
-    model = load_lowered(checkpoint, spec, rank=Rank(mesh=mesh), loras=table if num_loras else None, **options)
+    model = load_lowered(checkpoint, spec, mesh=mesh, loras=table if num_loras else None, **options)
     assert isinstance(model, Decoder)
     return model, table
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import SamplingParams
-from penstock.errors import EngineFailed
+from penstock.errors import RankLost
 from tests.parallel.processes import ranks_of, wait_gone
 from tests.same_tokens.roads import tiny_llm, tiny_model
 from tests.server.running import RunningServer
@@ -32,9 +32,21 @@ def staged(talker: str) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_rank_that_shares_layers(talker: str, number: int) -> None:
+    """The engine waits for it in a collective."""
+    with RunningServer(talker, *OPTIONS, "-tp", "2") as server:
+        lose_rank(server, number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_rank_loses_no_token(staged: RunningServer, number: int) -> None:
     """A stopped rank sends no pulse, and the engine that waits for it ends."""
+    lose_rank(staged, number)
+
+
+def lose_rank(staged: RunningServer, number: int) -> None:
     undisturbed = asyncio.run(run_all(staged.url, chats(NUM)))
     assert all(len(one.token_ids) == 48 and one.error is None for one in undisturbed)
     (rank,) = ranks_of(staged.engine_pid())
@@ -68,7 +80,7 @@ def test_lost_rank_ends_a_script_clearly(tmp_path_factory: pytest.TempPathFactor
     with tiny_llm(model, pipeline_parallel_size=2) as llm:
         (rank,) = set(ranks_of(os.getpid())) - others
         os.kill(rank, signal.SIGKILL)
-        with pytest.raises(EngineFailed, match=rf"rank 1 \(process {rank} on .*\) is lost"):
+        with pytest.raises(RankLost, match=rf"rank 1 \(process {rank} on .*\) is lost"):
             for _ in range(100):
                 llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4), use_tqdm=False)
     assert wait_gone([rank])

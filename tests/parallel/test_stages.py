@@ -10,6 +10,7 @@ import pytest
 
 from penstock import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from penstock.engine.plan import Output, Plan
+from penstock.errors import PenstockError
 from tests.lora.conftest import Lab
 from tests.lora.conftest import lab as lab
 from tests.parallel.roads import alone, answers, params, prompts
@@ -93,13 +94,27 @@ def test_drafted_and_preempted(model: str, single: LLM) -> None:
         assert stats["num_accepted_tokens"] > 0
 
 
+BOTH = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+
+
+def test_tensor_parallel_stages(model: str, single: LLM) -> None:
+    """Two ranks share each of two stages."""
+    expected = answers(single)
+    with tiny_llm(model, **BOTH) as llm:
+        assert answers(llm) == expected
+        assert answers(llm) == expected
+        executor: Any = llm.service.engine.executor
+        assert executor.runner.tapes.num_replayed > 0  # with the collectives in it
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Mamba2ForCausalLM", "Qwen3MoeForCausalLM"])
-def test_families(architecture: str, tmp_path: Path) -> None:
-    """Windows, states and experts, in as many stages as there are layers."""
+@pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 2}, BOTH, {"tensor_parallel_size": 2}], ids=str)
+def test_families(architecture: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """Windows, states and experts; experts are dealt out where ranks share a stage."""
     model = tiny_model(tmp_path, architecture)
     expected = alone(model)
-    with tiny_llm(model, pipeline_parallel_size=2) as llm:
+    with tiny_llm(model, **sizes, enable_expert_parallel="tensor_parallel_size" in sizes) as llm:
         assert answers(llm) == expected
 
 
@@ -116,14 +131,16 @@ def test_three_stages_with_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_adapters(lab: Lab) -> None:
-    """Adapters are read by every stage, and an adapter that one cannot read is refused."""
+@pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=str)
+def test_adapters(sizes: dict[str, int], lab: Lab) -> None:
+    """Adapters are read by every rank, and one that cannot be read is refused."""
     options: dict[str, Any] = dict(enable_lora=True, max_lora_rank=64, max_model_len=256, skip_tokenizer_init=True)
     asked = [None if i == 3 else lab.lora(i % 5) for i in range(8)]
     found = []
-    for size in (1, 2):
-        with LLM(lab.base, pipeline_parallel_size=size, progress=False, device="cpu", **options) as llm:
+    for given in ({}, sizes):
+        with LLM(lab.base, progress=False, device="cpu", **given, **options) as llm:
             found.append(answers(llm, loras=asked, vocabulary=300))
-            with pytest.raises(Exception, match="no folder"):
+            with pytest.raises(PenstockError, match="no folder"):
                 answers(llm, loras=[LoRARequest("none", 99, "/nowhere")] * 8, vocabulary=300)
+            assert answers(llm, loras=asked, vocabulary=300) == found[0]
     assert found[0] == found[1]

@@ -11,8 +11,9 @@ from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec
+from penstock.parallel import Mesh
 from penstock.passes.adapt import LoraTable
-from penstock.passes.load import Rank, load_lowered
+from penstock.passes.load import load_lowered
 
 Progress = Callable[[int, int], None]
 
@@ -27,9 +28,9 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
     loras: LoraTable | None = None,
-    rank: Rank | None = None,
+    mesh: Mesh | None = None,
 ) -> Decoder | Encoder:
-    """Load a model, or a rank's part of it."""
+    """Load a model, or the part of it that the spec describes; `mesh` joins the ranks that share its layers."""
     return load_lowered(
         checkpoint,
         spec,
@@ -41,5 +42,5 @@ def load_weights(
         device=device,
         exact=settings.deterministic,
         loras=loras,
-        rank=rank,
+        mesh=mesh,
     )

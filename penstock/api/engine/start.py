@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.api.drafting import DraftPart, group_states
-from penstock.cache.group import Grouping, cut_grouping
+from penstock.cache.group import Grouping
 from penstock.cache.kv import KVCache
 from penstock.config import Resolved
 from penstock.config.speculation import parse_speculation
@@ -61,7 +61,7 @@ def start_engine(
     spec = ranks.spec if ranks else model.spec
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, draft)
     num_blocks = count_blocks(grouping, settings)
-    own = cut_grouping(grouping, ranks.stage.layers) if ranks else grouping
+    own = ranks.cut_cache(grouping, settings) if ranks else grouping
     memory = make_memory(num_blocks, own, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)
@@ -74,7 +74,6 @@ def start_engine(
         speculation=None if drafters is None else SpeculationController(draft.ahead if draft else 0),
         prompt_cap=_prompt_cap(settings),
         exact_starts=settings.device != "cpu" and drafters is not None,
-        num_batches=ranks.layout.num_stages if ranks else 1,
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
@@ -84,6 +83,7 @@ def start_engine(
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         if ranks is not None:
+            scheduler.plan_batches(ranks.layout.num_stages)
             return Engine(scheduler, ranks.join(on_cpu), overlap=ranks.layout.num_stages - 1)
         return Engine(scheduler, on_cpu)
     runner = _gpu_runner(model, memory, settings, grammars, drafters)

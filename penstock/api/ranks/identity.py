@@ -1,4 +1,4 @@
-"""The layout that options ask for, and the description by which ranks are compared before anything is loaded."""
+"""The secret of a model's ranks, and the description by which they are compared before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
+from penstock.errors import InvalidConfig
 from penstock.host.version import VERSION
 from penstock.models.files import Checkpoint
 from penstock.ops import cpu
-from penstock.runner.ranks.layout import Layout
 from penstock.runner.ranks.link import SECRET_VARIABLE, Credentials, read_secret, require_long
 from penstock.runner.ranks.messages import Identity
 
@@ -24,10 +24,6 @@ OWN = {
     *("parse_special_tokens", "generation_config", "override_generation_config"),
     *("distributed_secret_file", "distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca"),
 }
-
-
-def make_layout(config: EngineConfig) -> Layout:
-    return Layout(1, config.pipeline_parallel_size, config.nnodes)
 
 
 def find_credentials(config: EngineConfig) -> Credentials | None:
@@ -41,6 +37,17 @@ def find_credentials(config: EngineConfig) -> Credentials | None:
         return None
     files = (config.distributed_tls_certfile, config.distributed_tls_keyfile, config.distributed_tls_ca)
     return Credentials(found, *(file or "" for file in files))
+
+
+def require_credentials(config: EngineConfig) -> Credentials:
+    """Return the secret that the machines prove to each other."""
+    found = find_credentials(config)
+    if found is None:
+        raise InvalidConfig(
+            "ranks on several machines prove a secret to each other: give the same file to all with "
+            f"--distributed-secret-file, or set {SECRET_VARIABLE} (openssl rand -hex 32 makes one)"
+        )
+    return found
 
 
 def identify(config: EngineConfig, described: Mapping[str, Any], checkpoint: Checkpoint | None) -> Identity:

@@ -30,7 +30,13 @@ System = Annotated[str | None, typer.Option("--system", help="System message of 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA)  # engine options of `serve` alone, and in its help
+MACHINES = (
+    *("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file"),
+    *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement"),
+)
+SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",)}  # vLLM's
+RANKS = (*("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),)
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *MACHINES)  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
@@ -89,7 +95,8 @@ def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
     is_engine = config is EngineConfig
     return [
-        _flag(option, kinds[option.name], hidden and option.name not in SERVING, is_engine) for option in fields(config)
+        _flag(option, kinds[option.name], hidden and option.name not in (*SERVING, *RANKS), is_engine)
+        for option in fields(config)
     ]
 
 
@@ -100,7 +107,7 @@ def _flag(option: Field[Any], kind: Any, hidden: bool, is_engine: bool) -> inspe
     default = "" if option.default in (None, ()) else f" [default: {str(option.default).lower()}]"
     choices = option.metadata.get("choices")
     declared = typer.Option(
-        flag,
+        *(flag, *SHORT.get(option.name, ())),
         help=option.metadata["help"] + default,
         show_default=False,
         hidden=hidden,

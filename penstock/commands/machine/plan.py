@@ -24,7 +24,7 @@ DOES_NOT_FIT = 1  # exit status
 LEFT_OUT = """
     tokenizer chat_template skip_tokenizer_init parse_special_tokens device kv_cache_tokens max_model_len
     enable_prefix_caching scheduling_policy capacity speculative_config generation_config override_generation_config
-    seed
+    seed distributed_executor_backend
 """.split()
 
 

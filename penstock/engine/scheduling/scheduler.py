@@ -41,12 +41,10 @@ class Scheduler:
         speculation: SpeculationController | None = None,
         prompt_cap: PromptCap | None = None,
         exact_starts: bool = False,
-        num_batches: int = 1,
     ) -> None:
         """Without a controller, drafts that come with results are verified as they come; without a cap, prompts take
         what the budget has left. With `exact_starts` the executor knows no count of its own: nothing is planned while
-        drafts are verified, or while some wait and a plan has not ended. With `num_batches` over 1, so many plans are
-        under way at once: each has its share of the rows, and no row before its last token is known."""
+        drafts are verified, or while some wait and a plan has not ended."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -66,13 +64,18 @@ class Scheduler:
         self._speculation = None if cache.recurrent else speculation
         self._prompt_cap = prompt_cap
         self._exact_starts = exact_starts
-        self._num_batches = num_batches
+        self._num_batches = 1
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
     def enable_loras(self, num_slots: int, num_resident: int) -> None:
         """Serve adapters from now on: `num_slots` sets of them at once, `num_resident` adapters in memory."""
         self.roster.loras = LoraSlots(num_slots, num_resident)
+
+    def plan_batches(self, count: int) -> None:
+        """Plan for so many plans under way at once: each has its share of the rows, and none a row whose last token is
+        not known."""
+        self._num_batches = count
 
     def plan_trees(self, can_verify: bool) -> None:
         """Plan trees of draft tokens from now on, or a line of each where the executor cannot verify trees."""

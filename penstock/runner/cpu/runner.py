@@ -132,9 +132,16 @@ class Runner:
         """Run a plan but for the choice of tokens, which another rank makes."""
         self.rows.apply(plan)
         self._prepare_memory(plan)
-        assert isinstance(self.model, Decoder)
-        at = _find_wanted(plan)[1] if isinstance(self.model.head, Head) else []
-        return self._prepare(self.model, plan, self.rows.of(plan), at)()
+        model, rows = self.model, self.rows.of(plan)
+        assert isinstance(model, Decoder)
+        if not isinstance(model.head, Head):
+            return self._prepare(model, plan, rows, [])()
+        ends, at = _find_wanted(plan)
+        computed = self._prepare(model, plan, rows, at)()
+        for row, end in zip(plan.rows, ends):
+            if row.prompt_logprobs:
+                self._prompt_logprobs(model, row, computed.hidden[end - row.count : end], RowResult())
+        return computed
 
     def _prepare_memory(self, plan: Plan) -> None:
         """Enter the plan's adapters and copy its blocks."""

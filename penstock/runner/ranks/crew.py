@@ -12,21 +12,21 @@ from typing import Protocol
 import msgspec
 
 from penstock.engine.executor import Answer
-from penstock.errors import EngineFailed, PenstockError
-from penstock.runner.ranks.layout import Layout
-from penstock.runner.ranks.link import Link, LinkClosed, Listener
+from penstock.errors import EngineFailed, PenstockError, RankLost
+from penstock.runner.ranks.layout import RankLayout
+from penstock.runner.ranks.link import LinkClosed, Listener, RankLink
 from penstock.runner.ranks.messages import (
-    Answered,
-    Flow,
+    End,
     Hello,
     Identity,
-    Loaded,
     Lost,
     Pulse,
-    Refusal,
+    RankReady,
+    RankRefused,
     Setup,
-    Stop,
+    Told,
     ToRank,
+    Upstream,
     decode_from_rank,
     encode,
     require_equal,
@@ -37,10 +37,6 @@ MAX_SILENCE_S = 10.0  # of a rank; it sends a pulse every second, whatever it co
 MAX_LOADING_SILENCE_S = 60.0  # importing large libraries holds the GIL
 GREETED_S = 10.0  # for the first message of a connection
 _log = logging.getLogger(__name__)
-
-
-class RankLost(EngineFailed):
-    """A rank died, hangs or failed: the engine cannot go on."""
 
 
 class Backend(Protocol):
@@ -60,14 +56,14 @@ class Backend(Protocol):
 
 
 class Crew:
-    def __init__(self, layout: Layout, listener: Listener, backend: Backend) -> None:
+    def __init__(self, layout: RankLayout, listener: Listener, backend: Backend) -> None:
         self.layout = layout
         self.failure: RankLost | None = None
         self.on_loss: Callable[[RankLost], None] = lambda lost: None
         self.hellos: dict[int, Hello] = {}
         self._listener, self._backend = listener, backend
-        self._links: dict[int, Link] = {}
-        self._flow: Link | None = None
+        self._links: dict[int, RankLink] = {}
+        self._flow: RankLink | None = None
         self._news = threading.Condition()
         self._loaded: set[int] = set()
         self._answers: dict[int, dict[int, Answer]] = {}  # by number of the message, and rank
@@ -105,7 +101,7 @@ class Crew:
             return
         try:
             hello = decode_from_rank(link.receive(GREETED_S))
-            if isinstance(hello, Flow):
+            if isinstance(hello, Upstream):
                 self._flow = link
                 return
             if not isinstance(hello, Hello) or not 0 < hello.rank < self.layout.num_ranks:
@@ -119,7 +115,7 @@ class Crew:
             if hello.rank in self.hellos:
                 raise EngineFailed(f"rank {hello.rank} has come twice: give each machine its own --node-rank")
         except PenstockError as error:
-            link.send(encode(Refusal(str(error))))
+            link.send(encode(RankRefused(str(error))))
             link.close()
             raise
         self.hellos[hello.rank], self._links[hello.rank] = hello, link
@@ -135,7 +131,7 @@ class Crew:
         self._threads.append(beat)
         beat.start()
 
-    def await_loaded(self) -> Link | None:
+    def join(self) -> RankLink | None:
         """Wait until all ranks are ready; returns the connection of the stage before, if there is one."""
         if self.layout.num_stages > 1:
             while self._flow is None:
@@ -175,18 +171,22 @@ class Crew:
             self._news.wait(wait_s)
 
     def lose(self, rank: int, why: str) -> None:
-        """Note that a rank is lost. Whoever waits for it gets to know."""
+        """Note that a rank is lost."""
+        hello = self.hellos[rank]
+        self.fail(RankLost(f"rank {rank} (process {hello.pid} on {hello.node}) is lost: {why}", rank))
+
+    def fail(self, failure: RankLost) -> None:
+        """End all ranks. Whoever waits for one gets to know why."""
         with self._news:
             if self.failure is not None or self._is_closing.is_set():
                 return
-            hello = self.hellos[rank]
-            self.failure = RankLost(f"rank {rank} (process {hello.pid} on {hello.node}) is lost: {why}")
+            self.failure = failure
             self._news.notify_all()
         for link in [*self._links.values(), self._flow]:
             if link is not None:
                 link.end()
         self._backend.kill()
-        self.on_loss(self.failure)
+        self.on_loss(failure)
 
     def _send(self, rank: int, message: ToRank) -> None:
         try:
@@ -204,9 +204,9 @@ class Crew:
                 if isinstance(message, Lost):
                     return self.lose(rank, message.error)
                 with self._news:
-                    if isinstance(message, Loaded):
+                    if isinstance(message, RankReady):
                         self._loaded.add(rank)
-                    elif isinstance(message, Answered):
+                    elif isinstance(message, Told):
                         self._answers.setdefault(message.number, {})[rank] = message.answer
                     self._news.notify_all()
         except (LinkClosed, msgspec.DecodeError) as error:
@@ -225,7 +225,7 @@ class Crew:
         self._is_closing.set()
         for link in self._links.values():
             with suppress(LinkClosed):
-                link.send(encode(Stop()))
+                link.send(encode(End()))
         self._listener.close()
         self._backend.close()
         for one in [*self._links.values(), self._flow]:

@@ -7,18 +7,21 @@ from dataclasses import asdict, replace
 
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora
 from penstock.engine.plan import Plan, Result, Row, RowResult
+from penstock.errors import RankLost
 from penstock.layers import Received
+from penstock.parallel import Mesh
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import PULSE_S, Crew
 from penstock.runner.ranks.flow import Inlet
 from penstock.runner.ranks.link import LinkClosed
-from penstock.runner.ranks.messages import Control, Step, strip
+from penstock.runner.ranks.messages import Compute, Tell, strip
 
 
-class Tokens:
+class UntoldTokens:
     """Chosen tokens that the other ranks have not been told of; they come with a row's next plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_prompts: bool) -> None:
+        self._keeps_prompts = keeps_prompts
         self._admitted: dict[int, int] = {}  # the plan with the row's last admission
         self._untold: dict[int, tuple[int, ...]] = {}
 
@@ -37,7 +40,7 @@ class Tokens:
         return replace(
             plan,
             rows=tuple(self._add(row) for row in plan.rows),
-            admissions=tuple(map(strip, plan.admissions)),
+            admissions=tuple(strip(one, self._keeps_prompts) for one in plan.admissions),
             min_chance=None,
             ahead=0,
         )
@@ -96,15 +99,15 @@ class ToldAll:
 class RankExecutor:
     verifies_trees = False  # accepted paths are moved in the cache, and other ranks do not know them in time
 
-    def __init__(self, runner: Runner, crew: Crew, inlet: Inlet | None) -> None:
-        self.runner, self.crew = runner, crew
+    def __init__(self, runner: Runner, crew: Crew, inlet: Inlet | None, mesh: Mesh) -> None:
+        self.runner, self.crew, self._mesh = runner, crew, mesh
         self._inlet = inlet
-        self._tokens = Tokens()
+        self._tokens = UntoldTokens(crew.layout.num_shards > 1)
         self._started: deque[StartedPlan] = deque()  # whose part here is not computed
         self._num_messages = 0
 
     def start(self, plan: Plan) -> StartedPlan:
-        self.crew.broadcast(Step(self._tokens.tell(plan)))
+        self.crew.broadcast(Compute(self._tokens.tell(plan)))
         self._started.append(ticket := StartedPlan(self, plan))
         return ticket
 
@@ -125,6 +128,9 @@ class RankExecutor:
                 self.crew.check()
                 raise
         result = self.runner.run(plan)
+        if result.error is not None and self.crew.layout.num_shards > 1:
+            self.crew.fail(RankLost(f"rank 0 failed in a step that others are in: {result.error}", 0))
+        self.crew.check()
         self._tokens.note(plan, result)
         return result
 
@@ -138,11 +144,12 @@ class RankExecutor:
         if not isinstance(message, LoadLora | DropLora) or self.runner.loras is None:
             return own
         self._num_messages += 1
-        self.crew.broadcast(Control(self._num_messages, type(message).__name__, asdict(message)))
+        self.crew.broadcast(Tell(self._num_messages, type(message).__name__, asdict(message)))
         return ToldAll(self, self._num_messages, own, message)
 
     def close(self) -> None:
         self.crew.close()
         if self._inlet is not None:
             self._inlet.close()
+        self._mesh.close()
         self.runner.close()

@@ -10,7 +10,7 @@ import time
 import torch
 from torch import Tensor
 
-from penstock.runner.ranks.link import Link, LinkClosed
+from penstock.runner.ranks.link import LinkClosed, RankLink
 
 HEADER = struct.Struct("<QII")  # the plan's number, tokens, width
 
@@ -18,7 +18,7 @@ HEADER = struct.Struct("<QII")  # the plan's number, tokens, width
 class Inbox:
     """Reads a link's frames in a thread of its own: who sends never waits for a computation, or for another sender."""
 
-    def __init__(self, link: Link, name: str) -> None:
+    def __init__(self, link: RankLink, name: str) -> None:
         self._link = link
         self._frames: queue.SimpleQueue[bytearray | LinkClosed] = queue.SimpleQueue()
         self.heard_s = time.monotonic()  # of the last frame
@@ -54,7 +54,7 @@ class Inbox:
 class Inlet:
     """Hidden states of the stage before."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RankLink) -> None:
         self._inbox = Inbox(link, "inlet")
 
     def receive(self, plan: int) -> Tensor:
@@ -73,7 +73,7 @@ class Inlet:
 class Outlet:
     """Hidden states for the stage after."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RankLink) -> None:
         self._link = link
 
     def send(self, plan: int, hidden: Tensor) -> None:

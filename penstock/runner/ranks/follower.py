@@ -13,8 +13,8 @@ from penstock.layers import Received
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
 from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
-from penstock.runner.ranks.link import Link, LinkClosed
-from penstock.runner.ranks.messages import Answered, Control, Loaded, Pulse, Step, Stop, ToRank, decode_to_rank, encode
+from penstock.runner.ranks.link import LinkClosed, RankLink
+from penstock.runner.ranks.messages import Compute, End, Pulse, RankReady, Tell, Told, ToRank, decode_to_rank, encode
 
 ORPHANED = 3
 ANSWERING_S = 0.01  # between looks at adapters that are being read
@@ -23,7 +23,7 @@ ANSWERING_S = 0.01  # between looks at adapters that are being read
 class Pulses(threading.Thread):
     """Tells rank 0 that this process lives, and ends the process when rank 0 does not."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RankLink) -> None:
         super().__init__(name="penstock-pulse", daemon=True)
         self._link = link
         self.inbox: Inbox | None = None  # None: rank 0 loads, too
@@ -43,27 +43,34 @@ class Pulses(threading.Thread):
                 os._exit(ORPHANED)  # the main thread may wait for another rank
 
 
+def is_later(runner: Runner) -> bool:
+    """Return True if its model is a later stage."""
+    return isinstance(runner.model.embedding, Received)
+
+
 class Follower:
-    def __init__(self, runner: Runner, link: Link, pulses: Pulses, inlet: Inlet | None, outlet: Outlet | None) -> None:
+    def __init__(
+        self, runner: Runner, link: RankLink, pulses: Pulses, inlet: Inlet | None, outlet: Outlet | None
+    ) -> None:
         self._runner, self._link, self._pulses, self._inlet, self._outlet = runner, link, pulses, inlet, outlet
-        self._answers: list[tuple[Control, Awaited[Answer]]] = []
+        self._answers: list[tuple[Tell, Awaited[Answer]]] = []
         self._seen: dict[int, str] = {}  # fingerprints of adapters; files of other machines have others
 
     def serve(self) -> None:
         """Work until told to stop; raises LinkClosed when rank 0 is gone."""
         self._pulses.inbox = inbox = Inbox(self._link, "plans")
-        self._link.send(encode(Loaded()))
+        self._link.send(encode(RankReady()))
         while True:
             frame = inbox.get(ANSWERING_S if self._answers else None)
             self._answer()
             if frame is None:
                 continue
             message: ToRank = decode_to_rank(frame)
-            if isinstance(message, Stop):
+            if isinstance(message, End):
                 return
-            if isinstance(message, Step):
+            if isinstance(message, Compute):
                 self._compute(message.plan)
-            elif isinstance(message, Control):
+            elif isinstance(message, Tell):
                 self._obey(message)
 
     def _compute(self, plan: Plan) -> None:
@@ -74,7 +81,7 @@ class Follower:
         if self._outlet is not None:
             self._outlet.send(plan.number, computed.hidden)
 
-    def _obey(self, control: Control) -> None:
+    def _obey(self, control: Tell) -> None:
         message = make_message(control.name, control.values)
         if isinstance(message, LoadLora) and message.fingerprint:
             message = replace(message, fingerprint=self._seen.get(message.number, ""))
@@ -86,4 +93,4 @@ class Follower:
             answer = ticket.result()
             if control.name == LoadLora.__name__ and answer.error is None:
                 self._seen[control.values["number"]] = str(answer.values["fingerprint"])
-            self._link.send(encode(Answered(control.number, answer)))
+            self._link.send(encode(Told(control.number, answer)))

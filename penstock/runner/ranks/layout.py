@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Rank 0 is on the last stage, since it samples: the hidden states of earlier stages flow towards it."""
 
     num_shards: int = 1  # tensor parallel

@@ -67,7 +67,7 @@ class Credentials:
         return hmac.digest(self.secret, role + b"".join(nonces), "sha256")
 
 
-def connect(address: tuple[str, int], credentials: Credentials, wait_s: float = GREETING_S) -> Link:
+def connect(address: tuple[str, int], credentials: Credentials, wait_s: float = GREETING_S) -> RankLink:
     """Connect to a listener, which may be up to `wait_s` late, and prove the secret to each other."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -76,7 +76,7 @@ def connect(address: tuple[str, int], credentials: Credentials, wait_s: float = 
                 made = stack.enter_context(credentials.wrap(socket.create_connection(address, GREETING_S), False))
                 _greet(made, address, credentials)
                 stack.pop_all()
-                return Link(made)
+                return RankLink(made)
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 raise LinkClosed(
@@ -125,7 +125,7 @@ class Listener:
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
-    def accept(self, wait_s: float) -> Link | None:
+    def accept(self, wait_s: float) -> RankLink | None:
         """Accept one connection that proves the secret; None if none came, or one that did not."""
         if not select.select([self._socket], [], [], wait_s)[0]:
             return None
@@ -140,7 +140,7 @@ class Listener:
             theirs, mac = proof[:NONCE_BYTES], proof[NONCE_BYTES:]
             if hmac.compare_digest(mac, self._credentials.sign(b"caller", nonce, theirs)):
                 made.sendall(ACCEPTED + self._credentials.sign(b"listener", theirs, nonce))
-                return Link(made)
+                return RankLink(made)
             made.sendall(REFUSED)
             _log.warning("refused a rank from %s, which has another secret", peer[0])
         except (OSError, EOFError) as error:
@@ -162,7 +162,7 @@ def _read(connection: socket.socket, count: int) -> bytes:
     return found
 
 
-class Link:
+class RankLink:
     """A connection whose both sides have proved the secret. One thread may read while others write."""
 
     def __init__(self, connection: socket.socket) -> None:

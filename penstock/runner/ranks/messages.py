@@ -14,7 +14,7 @@ from penstock.types import Request
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What must be equal on all ranks, for the same bits everywhere."""
+    """A description of a rank's code, model and options, which is the same on all: else bits would differ."""
 
     version: str
     model: str  # a digest of config and tensor headers
@@ -33,40 +33,41 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     port: int
     num_cores: int
     free_bytes: int
+    segment: str = ""  # where its tensor-parallel ranks meet, if it is their first
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """What to load, and where hidden states go. Settings are those of all ranks but `threads`."""
+    """The layers to load, and where hidden states go. Settings are those of all ranks but `threads`."""
 
     settings: dict[str, Any]
-    layers: tuple[int, int]
     num_blocks: int
+    segment: str = ""  # where it meets those that share its layers
     next_address: tuple[str, int] | None = None
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True):
+class RankRefused(msgspec.Struct, frozen=True, tag=True):
     """Rank 0 does not take this rank."""
 
     error: str
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class RankReady(msgspec.Struct, frozen=True, tag=True):
     """A rank is ready for plans."""
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class Compute(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
 
 
-class Control(msgspec.Struct, frozen=True, tag=True):
-    """A message of `engine.executor` by its name and fields; `Answered` with the same number follows."""
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """A message of `engine.executor` by its name and fields; `Told` with the same number follows."""
 
     number: int
     name: str
     values: dict[str, Any]
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class Told(msgspec.Struct, frozen=True, tag=True):
     number: int
     answer: Answer
 
@@ -81,28 +82,32 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
     """The sender is alive."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class End(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-class Flow(msgspec.Struct, frozen=True, tag=True):
+class Upstream(msgspec.Struct, frozen=True, tag=True):
     """The first message of a connection that carries hidden states."""
 
     rank: int  # whose they are
 
 
-ToRank = Setup | Refusal | Step | Control | Pulse | Stop
-FromRank = Hello | Loaded | Answered | Lost | Pulse | Flow
+ToRank = Setup | RankRefused | Compute | Tell | Pulse | End
+FromRank = Hello | RankReady | Told | Lost | Pulse | Upstream
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
-def strip(admission: Admission) -> Admission:
-    """Leave out what only a rank that samples needs."""
+def strip(admission: Admission, keeps_prompt: bool) -> Admission:
+    """Leave out what only a rank that samples needs. Those that share its logits are asked for the prompt's, too."""
     request = admission.request
-    return replace(admission, request=Request(id=request.id, tokens=(), loras=request.loras), mu=None)
+    return replace(
+        admission,
+        request=Request(id=request.id, tokens=request.tokens if keeps_prompt else (), loras=request.loras),
+        mu=None,
+    )
 
 
 def require_equal(rank: int, own: Identity, theirs: Identity) -> None:
