@@ -133,9 +133,12 @@ ADDED_FLAGS: dict[str, str] = {
     **{
         f"serve --{flag}": "which machine is which, and what they prove to each other, nobody but the operator knows"
         for flag in """
-            nnodes node-rank master-addr master-port distributed-secret-file distributed-tls-certfile
-            distributed-tls-keyfile distributed-tls-ca ray-placement
+            nnodes node-rank master-addr master-port distributed-secret-file
         """.split()
+    },
+    **{
+        f"info --{flag}": "what each rank will hold is shown before anything is loaded"
+        for flag in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel")
     },
     "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",

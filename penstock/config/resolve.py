@@ -58,11 +58,11 @@ class Facts:
     bytes_per_token: int  # of key/value cache, over all layers
     free_memory_bytes: int
     num_cores: int
-    num_layers: int = 1
     whole_prompts: bool = False  # a prompt must be computed in one step
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
+    num_layers: int = 1
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ System = Annotated[str | None, typer.Option("--system", help="System message of 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
-MACHINES = (
-    *("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file"),
-    *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement"),
-)
+MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file")
+RARE = ("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement")  # in no help
 SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",)}  # vLLM's
 RANKS = (*("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),)
 SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *MACHINES)  # engine options of `serve` alone, and in its help
@@ -42,7 +40,7 @@ SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *MACHINES)  # engine options of 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
     """Add a flag for every engine option but those of servers. The command gets those the user set as
     `options: dict[str, Any]`."""
-    return config_options(EngineConfig, "options", *left_out, *SERVING)
+    return config_options(EngineConfig, "options", *left_out, *SERVING, *RARE)
 
 
 def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Run], Run]:
