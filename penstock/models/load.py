@@ -26,6 +26,7 @@ from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.reading import STACKS, STORED, Source, Sources, Take, from_checkpoint, read_cut_blocks
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
+from penstock.ops.matmul.packed import GROUP
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
 from penstock.quant.mapped import find_folder, spill
 from penstock.quant.packed import Packed
@@ -188,6 +189,17 @@ def storage(
         x_bits = options.x_bits(name)
         return pack_in_order(ops, stored, bias, lambda run, bias: Packed.from_stored(ops, run, bias, x_bits))
 
+    def require_whole_groups(name: str) -> None:
+        """A rank's columns must be quantized as they would be in the whole matrix."""
+        cut = cuts.parameters.get(name) if cuts else None
+        if cut is None or cut.columns is None or options.find_kind(name, MIN_QUANTIZED_WIDTH) is None:
+            return
+        if cut.columns.start % GROUP or cut.columns.stop % GROUP:
+            raise InvalidConfig(
+                f"quantization={options.quantization} rounds {GROUP} inputs together, which ranks with "
+                f"{len(cut.columns)} inputs cut apart: cut the model by outputs, or use fewer ranks"
+            )
+
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = store(name, bias)
         if options.spills_to is not None and count_matrices(name) > 1:
@@ -198,6 +210,7 @@ def storage(
         scheme = pack_blocks(name, bias)
         if scheme is not None:
             return scheme
+        require_whole_groups(name)
         weight = take(name)
         if (kind := options.find_kind(name, weight.shape[1])) is not None:
             if options.on_gpu:
