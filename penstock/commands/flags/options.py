@@ -28,13 +28,18 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+ALIASES = {  # vLLM's short flags
+    "data_parallel_size": ("-dp",),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+}
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
+STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
 MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file")
 RARE = ("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement")  # in no help
-SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",)}  # vLLM's
 RANKS = (*("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),)
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *MACHINES)  # engine options of `serve` alone, and in its help
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE, *MACHINES)  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
@@ -105,7 +110,8 @@ def _flag(option: Field[Any], kind: Any, hidden: bool, is_engine: bool) -> inspe
     default = "" if option.default in (None, ()) else f" [default: {str(option.default).lower()}]"
     choices = option.metadata.get("choices")
     declared = typer.Option(
-        *(flag, *SHORT.get(option.name, ())),
+        flag,
+        *ALIASES.get(option.name, ()),
         help=option.metadata["help"] + default,
         show_default=False,
         hidden=hidden,
