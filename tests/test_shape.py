@@ -24,18 +24,17 @@ UNLIMITED_FOLDERS = ("penstock/models/families",)  # one module per family
 
 # Things that are over a budget, with the number they have today. Numbers only become smaller, and no entry is added.
 EXCEPTIONS: dict[str, dict[str, int]] = {
-    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 428},
+    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 405},
     "lines of a function": {
         "penstock/ops/triton/attention/attention.py::_body": 97,
         "penstock/ops/triton/attention/attention.py::_decode": 86,
         "penstock/ops/triton/attention/attention.py::_shared_prefix": 89,
         "penstock/ops/triton/attention/prefill.py::_prefill": 91,
-        "penstock/ops/triton/attention/qkv_attention.py::_body": 93,
+        "penstock/ops/triton/attention/qkv_attention.py::_body": 84,
         "penstock/ops/triton/attention/qkv_attention.py::_fused_decode": 95,
         "penstock/ops/triton/attention/qkv_write.py::_qkv_write": 75,
-        "penstock/ops/triton/exact/attention.py::_body": 79,
+        "penstock/ops/triton/exact/attention.py::_body": 78,
         "penstock/ops/triton/exact/attention.py::_exact_attention": 108,
-        "penstock/ops/triton/matmul/int_product.py::_int_gemm": 63,
         "penstock/ops/triton/matmul/int_product.py::_int_gemv": 91,
         "penstock/ops/triton/matmul/product.py::_gemv": 63,
         "penstock/ops/triton/sampling/cut.py::cut": 66,
@@ -106,6 +105,8 @@ ADDED_FLAGS: dict[str, str] = {
         f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
     },
+    "serve --data-parallel-size": "how many engines share a machine depends on its cores and on the load",
+    "serve --router-key-file": "a server must tell its router from clients that say they are one",
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",
     **{
@@ -133,9 +134,12 @@ ADDED_FLAGS: dict[str, str] = {
     **{
         f"serve --{flag}": "which machine is which, and what they prove to each other, nobody but the operator knows"
         for flag in """
-            nnodes node-rank master-addr master-port distributed-secret-file distributed-tls-certfile
-            distributed-tls-keyfile distributed-tls-ca ray-placement
+            nnodes node-rank master-addr master-port distributed-secret-file
         """.split()
+    },
+    **{
+        f"info --{flag}": "what each rank will hold is shown before anything is loaded"
+        for flag in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel")
     },
     "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",

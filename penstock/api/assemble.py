@@ -19,7 +19,7 @@ from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
 from penstock.api.engine.load import META, Progress, load_weights
-from penstock.api.engine.start import make_memory, start_engine
+from penstock.api.engine.start import Origin, make_memory, start_engine
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
@@ -91,8 +91,10 @@ def assemble(
     offline: bool = False,
     with_text: bool = True,
     draft_fn: DraftFunction | None = None,
+    num_replicas: int = 1,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it."""
+    """Build everything for one model. Without text there is no tokenizer: another process has it. `num_replicas`
+    engines share the machine."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
@@ -109,19 +111,22 @@ def assemble(
             if asks_for_model(config):  # refuse before a draft model is fetched
                 _resolve_settings(spec, described, config, gpu(), offline)
             draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-            ahead = _compile_ahead(spec, described, config, offline)
-            spec, settings = _resolve_settings(spec, described, config, gpu(), offline, draft)
+            ahead = _compile_ahead(spec, described, config, offline, num_replicas)
+            resolve_for = partial(_resolve_settings, described=described, config=config, offline=offline)
+            spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, num_replicas=num_replicas)
             ranks = _make_ranks(config, path, spec)
             if ranks is not None:
                 on_failure.callback(ranks.close)
                 ranks.gather(described, checkpoint)
                 room = ranks.find_memory(settings.kv_cache_dtype)
-                spec, settings = _resolve_settings(spec, described, config, None, offline, room=room)
+                spec, settings = resolve_for(spec, gpu=None, num_replicas=num_replicas, room=room)
                 ranks.set_up(spec, settings)
             settings = _tell_idle(settings, config, checkpoint, spec)
             sources.require_drafts(settings)
             stored = checkpoint.quantization if checkpoint else "dummy"
-            applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
+            applied = list_static(
+                settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
+            )
             tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
@@ -133,7 +138,8 @@ def assemble(
         made = tokenizer.result() if tokenizer else None
         grammars = make_grammars(path, config, made)
         others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
-        engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, ranks)
+        origin = Origin(path, ranks)
+        engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, origin)
         on_failure.pop_all()
     num_bytes = checkpoint.num_bytes if checkpoint else 0
     return Assembly(
@@ -177,6 +183,7 @@ def _resolve_settings(
     gpu: GpuFacts | None,
     offline: bool,
     draft: DraftPart | None = None,
+    num_replicas: int = 1,
     room: int | None = None,
 ) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow. `room`: free memory of all machines."""
@@ -191,7 +198,8 @@ def _resolve_settings(
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
-            gpu=gpu,
+            gpu=None if gpu is None else replace(gpu, total_bytes=gpu.total_bytes // num_replicas),
+            num_replicas=num_replicas,
         ),
     )
     if settings.max_model_len != spec.max_model_len:
@@ -209,7 +217,7 @@ def _why_no_drafts(spec: ModelSpec) -> str:
 
 def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint | None, spec: ModelSpec) -> Resolved:
     """Warn of options that have no effect here."""
-    idle = find_idle(config, settings.device, packed_share(checkpoint), not spec.is_encoder)
+    idle = find_idle(config, settings.device, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
     for name, why in idle.items():
         _log.warning("%s=%s has no effect: %s", name, getattr(config, name), why)
     return mark_idle(settings, idle)
@@ -235,7 +243,7 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
 
 
 def _compile_ahead(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, num_replicas: int
 ) -> AheadCompiler | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
@@ -253,7 +261,7 @@ def _compile_ahead(
         if seen is None:
             return None
         spec, settings = _resolve_settings(
-            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, num_replicas
         )
         if settings.device != "cuda":
             return None

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig, Resolved
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.files.quantized.checkpoint import is_rounded
 
 
-def packed_share(checkpoint: Checkpoint | None) -> float:
-    """Return the share of a checkpoint's matrices that are stored quantized; 0 for random weights."""
-    names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2] if checkpoint else []
-    packed = [name for name in names if checkpoint and checkpoint.is_packed(name)]
+def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
+    """Return the share of a checkpoint's matrices that are multiplied in codes; 0 for random weights."""
+    if checkpoint is None:
+        return 0.0
+    names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2]
+    packed = [name for name in names if checkpoint.is_packed(name) or on_cpu and is_rounded(checkpoint, name)]
     return len(packed) / len(names) if names else 0.0
 
 
@@ -35,6 +38,11 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
         for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
             if getattr(config, name) != getattr(EngineConfig, name):
                 idle[name] = "enable_lora is off"
+    if config.kv_offloading_path is None and config.kv_offloading_disk_size != EngineConfig.kv_offloading_disk_size:
+        idle["kv_offloading_disk_size"] = "kv_offloading_path is not set"
+    for name in ("kv_offloading_size", "kv_offloading_path"):
+        if getattr(config, name) and not (has_cache and config.enable_prefix_caching):
+            idle[name] = "enable_prefix_caching is off" if has_cache else "the model has no KV cache"
     if not has_cache and config.tpot_slo_ms is not None:
         idle["tpot_slo_ms"] = "the model makes embeddings"
     if not has_cache and config.kv_cache_dtype != "auto":

@@ -21,6 +21,12 @@ class RankFacts(Protocol):
     def num_cores(self) -> int: ...
 
     @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def num_replicas(self) -> int: ...
+
+    @property
     def whole_prompts(self) -> bool: ...
 
 
@@ -62,9 +68,10 @@ def check_layout(config: EngineConfig) -> None:
 def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any, str]]:
     """Refuse what several ranks cannot do with this model; returns the threads of each, with the reason."""
     check_layout(config)
+    among = f", for {facts.num_replicas} replicas" if facts.num_replicas > 1 else ""
     num_ranks, num_stages = count_ranks(config), config.pipeline_parallel_size
     if num_ranks == 1:
-        return {} if config.threads else {"threads": (facts.num_cores, "the cores this process may use")}
+        return {} if config.threads else {"threads": (facts.num_threads, f"the cores this process may use{among}")}
     if num_stages > facts.num_layers:
         raise InvalidConfig(
             f"pipeline_parallel_size={num_stages} is over the model's {facts.num_layers} layers: set at most "
@@ -75,6 +82,11 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
             f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave tensor_parallel_size and "
             "pipeline_parallel_size out"
         )
+    if config.kv_offloading_size or config.kv_offloading_path is not None:
+        raise InvalidConfig(
+            f"kv_offloading_size and kv_offloading_path keep blocks of all layers, but each of {num_ranks} ranks has a "
+            "part of them: leave them out"
+        )
     if config.device == "cuda":
         raise InvalidConfig(f"device=cuda has one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
     speculation = parse_speculation(config.speculative_config)
@@ -84,9 +96,14 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
             f"speculative_config: {what} needs all layers in one process, but there are {num_ranks} ranks: choose "
             "ngram or suffix without tree, or leave it out"
         )
+    if config.nnodes > 1 and facts.num_replicas > 1:
+        raise InvalidConfig(
+            f"nnodes={config.nnodes} is for one engine, but data_parallel_size={facts.num_replicas}: start one server "
+            "for each, and penstock route in front of them"
+        )
     if config.threads is not None:
         return {}
     if config.distributed_executor_backend == "ray":
         return {"threads": (1, "the CPUs that Ray reserves for a rank")}
-    threads = max(1, facts.num_cores * config.nnodes // num_ranks)
-    return {"threads": (threads, f"this rank's share of the {facts.num_cores} cores")}
+    threads = max(1, facts.num_threads * config.nnodes // num_ranks)
+    return {"threads": (threads, f"this rank's share of the {facts.num_cores} cores{among}")}

@@ -48,6 +48,7 @@ class GpuFacts:
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
     captured_tokens: int = 0  # of the largest step with prompts that is captured
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
+    kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,16 @@ class Facts:
     bytes_per_token: int  # of key/value cache, over all layers
     free_memory_bytes: int
     num_cores: int
-    num_layers: int = 1
     whole_prompts: bool = False  # a prompt must be computed in one step
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
+    num_layers: int = 1
+    num_replicas: int = 1  # engines that share the machine
+
+    @property
+    def num_threads(self) -> int:
+        return max(1, self.num_cores // self.num_replicas)
 
 
 @dataclass(frozen=True)
@@ -95,20 +101,27 @@ class Resolved(EngineConfig):
 def _cache_tokens(config: EngineConfig, facts: Facts) -> tuple[int, str]:
     if facts.bytes_per_token == 0:
         return config.max_model_len or facts.context, "the model keeps no cache; one longest request"
-    budget = min(GIB, facts.free_memory_bytes // 4)
+    budget = min(GIB, facts.free_memory_bytes // 4) // facts.num_replicas
     fit = max(config.block_size, budget // facts.bytes_per_token)
     wanted = max(4 * (config.max_model_len or facts.context), MIN_CACHE_TOKENS)
     if config.max_model_len and fit < config.max_model_len:
         return config.max_model_len, "room for one request of max_model_len"
     if wanted <= fit:
         return wanted, f"room for four requests of the longest length, and for {MIN_CACHE_TOKENS} tokens at least"
-    return fit, f"what fits in {budget / GIB:.2g} GiB (1 GiB, or a quarter of the free memory if that is less)"
+    limit = "1 GiB, or a quarter of the free memory if that is less"
+    return fit, f"what fits in {budget / GIB:.2g} GiB ({limit}{_name_replicas(facts)})"
+
+
+def _name_replicas(facts: Facts) -> str:
+    return f", for {facts.num_replicas} replicas" if facts.num_replicas > 1 else ""
 
 
 def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
     if config.quantization in INT_BYTES:
         layer, outer = INT_BYTES[config.quantization]
-        return int((layer * (gpu.weight_bytes - gpu.outer_bytes) + outer * gpu.outer_bytes) / 2) + INT_SCRATCH
+        kept = gpu.kept_bytes
+        rounded = layer * (gpu.weight_bytes - gpu.outer_bytes - kept) + outer * gpu.outer_bytes
+        return int(rounded / 2) + kept + INT_SCRATCH
     if gpu.packed_bytes and _can_keep_codes(config, True):
         return gpu.packed_bytes + INT_SCRATCH
     return (2 if config.dtype == "float32" else 1) * (

@@ -82,8 +82,32 @@ class Engine:
             elif self.scheduler.has_work and not failed:
                 raise RuntimeError("the scheduler has work but plans none of it")
             return failed
+        return failed + self._end_one() + self._save_urgent()
+
+    def _end_one(self) -> list[Delta]:
+        """Wait for the oldest plan and account for it."""
         plan, ticket = self._started.popleft()
-        return failed + self.scheduler.commit(plan, ticket.result())
+        return self.scheduler.commit(plan, ticket.result())
+
+    def _save_urgent(self) -> list[Delta]:
+        """Save what others wait for before they are told; returns what the plans started before that gave."""
+        deltas: list[Delta] = []
+        saves = self.scheduler.cache.saves
+        while saves is not None and saves.is_urgent:
+            saves.is_urgent = False
+            while self._started:
+                deltas += self._end_one()
+            while (plan := self.scheduler.schedule_saves()) is not None:
+                self.scheduler.commit(plan, self.executor.start(plan).result())
+            saves.store.flush()
+        return deltas
+
+    def save(self, everything: bool = False) -> None:
+        """While there are no requests, save some of what fell idle, or all of it."""
+        while not self.has_work and self.scheduler.has_saves and self.start():
+            self._end_one()
+            if not everything:
+                return
 
     def control(self, message: object) -> Answer:
         """Have a message obeyed after the plans started so far."""
@@ -118,11 +142,14 @@ class Engine:
             "num_blocks": cache.pool.num_blocks,
             "num_used_blocks": cache.pool.num_used,
             "num_cached_blocks": cache.pool.num_idle,
+            "num_loaded_blocks": cache.loads.num_loaded,
+            **(cache.saves.count() if cache.saves is not None else {}),
             **self.loras.count(),
         }
 
     def close(self) -> None:
         with suppress(RankLost):  # whoever waited for it was told
+            self.save(everything=True)
             for _, ticket in self._started:
                 ticket.result()
         self._started.clear()

@@ -89,6 +89,7 @@ class Encoder:
 
 
 MAX_ROPE_BYTES = 1 << 30
+ROUTING = ("router", "shared_gate")  # small, and an error changes which experts run
 CPU = torch.device("cpu")
 TIED = "embedding.tokens"  # the rows of a tied head
 Finish = Callable[[layers.AnyBlock, bool], layers.AnyBlock]  # a block, and whether it is the last
@@ -200,6 +201,10 @@ def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
 def store_fp8(block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:
     """Round a block's matrices to FP8 where their shapes allow it."""
     for part in (block.mixer, block.ffn):
-        for _, linear in part.linears() if part else ():
-            linear.scheme = as_fp8(linear.scheme)
+        for name, linear in part.linears() if part else ():
+            if name not in ROUTING:
+                linear.scheme = as_fp8(linear.scheme)
+    if isinstance(block.ffn, layers.Experts):
+        for stack in block.ffn.stacks():
+            stack.scheme = as_fp8(stack.scheme)
     return block

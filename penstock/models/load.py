@@ -20,6 +20,7 @@ from penstock.models import reading
 from penstock.models.cut import Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.files.quantized.checkpoint import round_floats
 from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
@@ -27,6 +28,7 @@ from penstock.models.reading import STACKS, STORED, Source, Sources, Take, from_
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.ops.matmul.packed import GROUP
+from penstock.quant.coded import Coded
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
 from penstock.quant.mapped import find_folder, spill
 from penstock.quant.packed import Packed
@@ -40,6 +42,8 @@ Progress = Callable[[int, int], None]  # values loaded so far, values in all
 MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
 ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
+ABSORBED = ".attention.kv_b.weight"  # multiplied head by head, one half of it transposed
+KEPT_WIDE = (*ROUTING, ABSORBED)  # matrices that no quantization rounds
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
 
@@ -177,12 +181,14 @@ def storage(
             return None
         recodes = options.on_gpu and options.quantization == PACKED and not ops.exact
         num_matrices = count_matrices(name)
-        if not recodes and (options.on_gpu or options.dtype is not None) or options.on_gpu and num_matrices > 1:
+        if not recodes and (options.on_gpu or options.dtype is not None):
             return None
         stored = read_cut_blocks(checkpoint, sources[name], cuts.parameters.get(name) if cuts else None)
         if not stored:
             return None
         if recodes:
+            if num_matrices > 1 and any(isinstance(part, Coded) and part.order is not None for part in stored):
+                return None
             return recode_matrices(ops, stored, bias, options.dtype or torch.bfloat16, options.device)
         if num_matrices > 1:
             return Packed.from_stacks(ops, stored, num_matrices, bias, options.x_bits(name))
@@ -301,7 +307,8 @@ def load_model(
     on_cpu = device.type == "cpu"
     spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
     options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
-    hold = storage(ops, take_kept, options, checkpoint, sources, cuts)
+    kept_as = round_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
+    hold = storage(ops, take_kept, options, kept_as, sources, cuts)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)
     try:

@@ -31,8 +31,9 @@ from penstock.ops.elementwise import (
     take_columns,
 )
 from penstock.ops.embedding import embedding
-from penstock.ops.experts.combine import combine
+from penstock.ops.experts.combine import combine, weigh
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
+from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_int_product, grouped_product
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
@@ -89,8 +90,11 @@ __all__ = [
     "fp8_product",
     "gated_activation",
     "gather",
+    "grouped_fp8_product",
+    "grouped_int_product",
     "grouped_matmul",
     "grouped_packed_matmul",
+    "grouped_product",
     "head_linear",
     "int_product",
     "int_rows",
@@ -123,5 +127,6 @@ __all__ = [
     "take_columns",
     "tree_attention",
     "unpack_panels",
+    "weigh",
     "weight_sums",
 ]

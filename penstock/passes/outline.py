@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.models.decoder import CPU, Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
+from penstock.models.files.quantized.checkpoint import round_floats
 from penstock.models.load import Options, match
 from penstock.models.pooling import Pooling
 from penstock.models.reading import STORED, Source, Sources, read_blocks
@@ -28,6 +29,7 @@ from penstock.quant.recoded import packed_bytes
 from penstock.quant.scheme import Scheme
 
 FOLDER_GROWTH = 1.3  # of codes with a scale for 128 inputs, which a GPU repeats for each 32
+MXFP4_GROWTH = 2.2  # of levels that are no integers, which a GPU holds in 8 bits
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
 
 
@@ -38,7 +40,8 @@ def blank_model(
     sources = match(checkpoint, spec) if checkpoint else {}
     ops = OpTable("cpu")
     some = replace(spec, layers=spec.layers[:num_layers]) if num_layers else spec
-    blanks = _Blanks(ops, spec.parameters(), options, checkpoint, sources, device)
+    stored = round_floats(checkpoint) if options.rounded else checkpoint
+    blanks = _Blanks(ops, spec.parameters(), options, stored, sources, device)
     with device:
         return Build(some, ops, blanks.take, blanks.hold, device, Lower(ops)).model(Pooling())
 
@@ -115,10 +118,11 @@ def count_packed_bytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     if not any(checkpoint.is_packed(name) for name in checkpoint.names()):
         return 0
     if checkpoint.metadata is None:
-        return min(2 * spec.num_parameters, int(FOLDER_GROWTH * checkpoint.num_bytes))
+        growth = MXFP4_GROWTH if "mxfp4" in checkpoint.quantization.lower() else FOLDER_GROWTH
+        return min(2 * spec.num_parameters, int(growth * checkpoint.num_bytes))
     shapes, total = spec.parameters(), 0
     for name, parts in match(checkpoint, spec).items():
-        stored = [read_blocks(checkpoint, part) for part in parts] if parts[0].num_matrices == 1 else [None]
+        stored = [read_blocks(checkpoint, part) for part in parts]
         formats = [part.format for part in stored if part is not None and part.format is not None]
         if len(formats) == len(parts) and len(shapes[name]) == 2:
             total += packed_bytes(formats, *shapes[name])

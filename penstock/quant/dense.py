@@ -37,5 +37,8 @@ class Matrix(StoredWeight):
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.product(x, self.weight, Epilogue(self.bias))
 
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        return self.ops.grouped_product(x, self.weight, ids, num_matrices, Epilogue(self.bias))
+
     def rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)

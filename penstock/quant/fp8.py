@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from penstock.ops import OpTable
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.fp8_product import FP8, can_store, quantize_fp8
 from penstock.quant.dense import Matrix
-from penstock.quant.scheme import Scheme, StoredWeight
+from penstock.quant.scheme import StoredWeight
 
 VALUES = 1 << 24  # rounded at a time
 
@@ -33,11 +35,14 @@ class Fp8(StoredWeight):
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.fp8_product(x, self.codes, self.scale, Epilogue(self.bias))
 
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        return self.ops.grouped_fp8_product(x, self.codes, self.scale, ids, num_matrices, Epilogue(self.bias))
+
     def rows(self, ids: Tensor) -> Tensor:
         return self.codes.view(torch.uint8)[ids].view(FP8).float() * self.scale[ids, None]
 
 
-def as_fp8(scheme: Scheme) -> Scheme:
+def as_fp8(scheme: Any) -> Any:
     """Store a matrix as FP8 where its shape allows it."""
     if isinstance(scheme, Matrix) and can_store(scheme.num_out, scheme.num_in):
         return Fp8(scheme.ops, scheme.weight, scheme.bias)

@@ -104,6 +104,9 @@ class Ints(StoredWeight):
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.int_product(x, self.words, self.scales, self.num_out, Epilogue(self.bias))
 
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        return self.ops.grouped_int_product(x, self.words, self.scales, ids, num_matrices, Epilogue(self.bias))
+
     def rows(self, ids: Tensor) -> Tensor:
         return self.ops.int_rows(ids, self.words, self.scales, self.num_in, self.dtype)
 

@@ -14,7 +14,7 @@ import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE
-from tests.ops.check import exact_reference, same_bits
+from tests.ops.check import exact_reference, results, same_bits
 from tests.ops.examples import example_of, examples_of, rows_of
 from tests.ops.examples.case import move, tensors_of
 
@@ -53,13 +53,16 @@ def _compare(name: str, index: int, exact: bool = False) -> float:
     dtypes = [value.dtype for value in tensors_of(example) if value.dtype in TOLERANCE]
     own = op.tolerance.get(dtypes[0] if dtypes else torch.float32, 0.0)
     tolerance = max([own, *(TOLERANCE[dtype] for dtype in dtypes)])
-    pairs = [(found, expected)] + [(given[key], example[key]) for key in WRITTEN if key in example]
+    pairs = [
+        *zip(results(found), results(expected)),
+        *((given[key], example[key]) for key in WRITTEN if key in example),
+    ]
     return max((_apart(a, b, tolerance) for a, b in pairs if b is not None), default=0.0)
 
 
 def _is_for_gpus(example: dict[str, Any]) -> bool:
-    """Return False for what models on a GPU refuse: sinks, and caches of 4 bits."""
-    return "sinks" not in example and ("k_cache" not in example or example["k_cache"].dtype is not torch.uint8)
+    """Return False for what models on a GPU refuse: caches of 4 bits."""
+    return "k_cache" not in example or example["k_cache"].dtype is not torch.uint8
 
 
 @check([(name,) for name, op in OPS.items() if "cuda" in op.bodies])
@@ -103,7 +106,7 @@ def exact_op(name: str) -> Figures:
     indices = [
         index
         for index, example in enumerate(examples_of(op))
-        if rows_of(op).count(example) and not {"k_scale", "sinks"} & set(example)
+        if rows_of(op).count(example) and "k_scale" not in example
     ]
     with ThreadPoolExecutor(THREADS) as threads:
         alike = list(threads.map(lambda index: _is_independent(name, index), indices))

@@ -25,6 +25,8 @@ LONG = dict(
     long_factor=[1.5 + 0.1 * i for i in range(24)],
     partial_rotary_factor=0.75,
 )
+EXPERTS = dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128)
+YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, truncate=False, original_max_position_embeddings=128)
 SOFTCAPS = dict(query_pre_attn_scalar=64, attn_logit_softcapping=20.0, final_logit_softcapping=10.0)
 SLIDES = dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"], num_hidden_layers=3)
 
@@ -56,6 +58,20 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         OLD,
         OLD | dict(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
         OLD | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False),
+    ],
+    "MixtralForCausalLM": [BASE | dict(num_local_experts=8, num_experts_per_tok=2)],
+    "Qwen2MoeForCausalLM": [
+        BASE | EXPERTS | dict(shared_expert_intermediate_size=256, decoder_sparse_step=1, norm_topk_prob=False)
+    ],
+    "Qwen3MoeForCausalLM": [BASE | HEAD | EXPERTS | dict(norm_topk_prob=True)],
+    "OlmoeForCausalLM": [BASE | dict(num_experts=16, num_experts_per_tok=4)],
+    "GraniteMoeForCausalLM": [BASE | dict(num_local_experts=8, num_experts_per_tok=2)],
+    "PhimoeForCausalLM": [BASE | dict(num_local_experts=8, num_experts_per_tok=2)],
+    "Glm4MoeForCausalLM": [
+        BASE | HEAD | dict(n_routed_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, use_qk_norm=True)
+    ],
+    "GptOssForCausalLM": [
+        BASE | HEAD | WINDOW | dict(num_local_experts=8, num_experts_per_tok=2, rope_parameters=YARN)
     ],
     "BertModel": [
         dict(

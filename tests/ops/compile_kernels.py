@@ -17,6 +17,7 @@ import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention.attention import Shared, Work
 from penstock.ops.attention.cache import FP8
+from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.int_product import empty_ints
 from penstock.ops.matmul.product import is_skinny
 from penstock.ops.sampling.extras import make_extras
@@ -51,7 +52,7 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
     """An example of each op with a body, and attention in all its ways, with a cache of 8-bit floats where the chip has
     them."""
     for name, op in OPS.items():
-        if "cuda" in op.bodies and name != "attention" and (has_fp8 or not name.startswith("fp8")):
+        if "cuda" in op.bodies and name != "attention" and (has_fp8 or "fp8" not in name):
             given = [example for example in examples_of(op) if _fits(name, example)][-1]
             yield name, given
             if "k_cache" in given and has_fp8 and name != "qkv_attention":  # which takes two other kernels then
@@ -70,6 +71,7 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
         yield "sample", sampled | {"extras": make_extras(3, 9000, 512)}
     yield from (("int_product", with_epilogue(example)) for example in _int_products())
     yield from (("product", with_epilogue(example)) for example in _few_rows())
+    yield from _grouped_products(has_fp8, exact=False)
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -78,6 +80,7 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
         (Work(3, tiles, 2, shared), {}),
         (Work(3, tiles, 1), {"window": 33}),
         (Work(3, tiles, 2), {"softcap": 20.0, "alibi": alibi}),
+        (Work(3, tiles, 2, shared), {"sinks": alibi}),
     ]
     kinds = [*((torch.bfloat16, *way) for way in ways), *((FP8, *way) for way in ways[:1] if has_fp8)]
     for cache, work, extra in kinds:
@@ -134,6 +137,24 @@ def _int_products() -> Iterator[dict[str, Any]]:
         yield {"x": x, "words": words, "scales": scales, "num_out": 4096}
 
 
+def _grouped_products(has_fp8: bool, exact: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One program for each pair, and tiles of each number of rows."""
+    for num_tokens, gated in ((1, True), (1, False), (40, True), (100, False), (260, True), (600, True)):
+        x = torch.zeros(num_tokens, 512, dtype=torch.bfloat16)
+        ids = torch.zeros(num_tokens, 2, dtype=torch.int32)
+        epilogue = Epilogue(torch.zeros(8 * 256), "swiglu_oai" if gated else None, gated)
+        weight = torch.zeros(8 * 256, 512, dtype=x.dtype)
+        call = {"ids": ids, "num_matrices": 8, "epilogue": epilogue}
+        yield "grouped_product", {"x": x, "weight": weight, **call}
+        if has_fp8:
+            scale = torch.zeros(8 * 256)
+            yield "grouped_fp8_product", {"x": x, "codes": weight.to(torch.float8_e4m3fn), "scale": scale, **call}
+        if not exact:
+            for bits in (8, 4):
+                words, scales = empty_ints(bits, 8 * 256, 512)
+                yield "grouped_int_product", {"x": x, "words": words, "scales": scales, **call}
+
+
 def _few_rows() -> Iterator[dict[str, Any]]:
     for num_rows, width, eps in ((32, 1024, 1e-5), (9, 4096, 0.0)):
         x = torch.zeros(num_rows, width, dtype=torch.bfloat16)
@@ -147,6 +168,7 @@ def _few_rows() -> Iterator[dict[str, Any]]:
 
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of few rows and of many, KV splits side by side and one after the other."""
+    yield from _grouped_products(has_fp8, exact=True)
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
         x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
         after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}
@@ -157,6 +179,7 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "product", with_epilogue({"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)})
     for length, size, extra in (
         (600, 128, {}),
+        (600, 64, {"sinks": torch.zeros(8)}),
         (100, 256, {"window": 33}),
         (100, 64, {"softcap": 20.0, "alibi": torch.linspace(0.1, 0.5, 8)}),
     ):

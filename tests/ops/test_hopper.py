@@ -24,7 +24,7 @@ from tests.ops.examples.attention import paged  # noqa: E402
 
 LONG = MAX_SHORT_PROMPT + 1
 TILES = torch.zeros((1, 2), dtype=torch.int32)
-PLAIN = Scoring(0.1, None, 0, None)
+PLAIN = Scoring(0.1, None, 0, None, None)
 
 
 def make_step(
@@ -102,7 +102,9 @@ def test_what_tma_cannot_read_is_left_to_the_other_kernel(change: Callable[..., 
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("scoring", [{"window": 33}, {"softcap": 20.0}, {"alibi": torch.zeros(8)}])
+@pytest.mark.parametrize(
+    "scoring", [{"window": 33}, {"softcap": 20.0}, {"alibi": torch.zeros(8)}, {"sinks": torch.zeros(8)}]
+)
 def test_other_scores_are_left_to_the_other_kernel(scoring: dict[str, Any]) -> None:
     assert not chosen(make_step(), PLAIN._replace(**scoring))
 

@@ -25,10 +25,10 @@ from penstock.models.memory import KvMemory  # noqa: E402
 from penstock.models.spec import FAMILIES, spec_from_config  # noqa: E402
 from penstock.ops import OpTable, registry  # noqa: E402
 from penstock.ops.triton.attention.attention import tile_tokens  # noqa: E402
+from penstock.ops.triton.experts import grouped_product  # noqa: E402
 from penstock.ops.triton.matmul import product  # noqa: E402
 from penstock.passes.lower import RULES, Lower, Rule, products  # noqa: E402
 from penstock.quant.dense import Matrix  # noqa: E402
-from penstock.runner.cuda.gpu import CHECKED  # noqa: E402
 from penstock.runner.step import Step  # noqa: E402
 from tests.models.paged import Paged, Row  # noqa: E402
 
@@ -44,7 +44,7 @@ CASES = [
     )
     for name, family in FAMILIES.items()
     for number in range(len(family.like))
-    if name in CHECKED and name != "BertModel"
+    if not family.cpu_only and name != "BertModel"
 ]
 NUM_NEW = 2
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [200]]
@@ -99,7 +99,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (decoder, load):
         monkeypatch.setattr(module, "dense", Matrix)
     # The interpreter takes as long for one output as for many.
-    monkeypatch.setattr(product, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))
+    for module in (product, grouped_product):
+        monkeypatch.setattr(module, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))
     yield
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +27,8 @@ from penstock.passes.adapt import LoraTable
 from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.memory import BlockMemory
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.open import open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -32,6 +36,15 @@ if TYPE_CHECKING:
     from penstock.runner.compile.ahead import AheadCompiler
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model's files, after which the store of blocks names them, and its other ranks. Without files there is no
+    store."""
+
+    path: Path | None = None
+    ranks: Ranks | None = None
 
 
 def count_blocks(grouping: Grouping, settings: Resolved) -> int:
@@ -52,10 +65,11 @@ def start_engine(
     others: Sequence[Drafter] = (),
     draft: DraftPart | None = None,
     loras: LoraTable | None = None,
-    ranks: Ranks | None = None,
+    origin: Origin = Origin(),  # noqa: B008
 ) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner. With other ranks, `model` is
     rank 0's share."""
+    ranks = origin.ranks
     if draft is not None:
         draft.resolve(settings)
     spec = ranks.spec if ranks else model.spec
@@ -63,7 +77,9 @@ def start_engine(
     num_blocks = count_blocks(grouping, settings)
     own = ranks.cut_cache(grouping, settings) if ranks else grouping
     memory = make_memory(num_blocks, own, settings, torch.device(settings.device))
-    cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
+    store, offloading = open_store(settings, origin.path, spec, grouping) or (None, None)
+    prefixes = settings.enable_prefix_caching
+    cache = KVCache(num_blocks, settings.block_size, grouping.groups, prefixes, offloading=offloading)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)
     scheduler = Scheduler(
         cache,
@@ -77,16 +93,18 @@ def start_engine(
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
+        if offloading is not None:
+            offloading.names.find_adapters = scheduler.roster.loras.memory.describe
     if settings.device == "cpu":
         bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
-        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank)
+        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank, store)
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         if ranks is not None:
             scheduler.plan_batches(ranks.layout.num_stages)
             return Engine(scheduler, ranks.join(on_cpu), overlap=ranks.layout.num_stages - 1)
         return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters)
+    runner = _gpu_runner(model, memory, settings, grammars, drafters, store)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -105,6 +123,7 @@ def _gpu_runner(
     settings: Resolved,
     grammars: GrammarCompiler | None,
     drafters: Drafters | None,
+    store: BlockStore | None,
 ) -> CudaRunner | EncoderRunner:
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
@@ -112,4 +131,7 @@ def _gpu_runner(
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if isinstance(model, Encoder):
         return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic, drafters)
+    eager, deterministic = settings.enforce_eager, settings.deterministic
+    runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
+    runner.store = store
+    return runner

@@ -127,9 +127,14 @@ class PlanBuilder:
             if sequence.keys:
                 self.roster.prefixes.progress(sequence, holding.num_inserted)
 
-    def build(self) -> Started | None:
-        """Finish the plan; None if no row takes part."""
-        if not self.entries:
+    def build(self, saves_now: bool = False) -> Started | None:
+        """Finish the plan; None if no row takes part, and nothing is to be saved, now or while nobody waits for a
+        step."""
+        if not self.entries and self.roster.requests and not saves_now:
+            return None
+        beside, saves = bool(self.entries), self.cache.saves
+        saved = saves.take(self.number, beside) if saves is not None else ()
+        if not self.entries and not saved:
             return None
         copies = self.cache.copies.take()
         plan = Plan(
@@ -139,6 +144,8 @@ class PlanBuilder:
             tuple(Move(copy.source, copy.target) for copy in copies),
             self.min_chance,
             self.ahead,
+            self.cache.loads.take(self.number),
+            saved,
         )
         for sequence in self._shared:
             self._share(sequence)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.models.config import MAX_HIDDEN, MAX_LAYERS, Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import (
     MAX_EXPERTS,
     activation,
@@ -30,7 +29,6 @@ MOE = TINY | dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_si
         | dict(n_group=4, topk_group=2, norm_topk_prob=False, first_k_dense_replace=0, n_shared_experts=2)
         | dict(attention_bias=True, partial_rotary_factor=0.25),
     ],
-    cpu_only=CPU_ONLY,
 )
 def glm4_moe(c: Config) -> ModelSpec:
     drafting = c.count("num_nextn_predict_layers", "num_mtp_layers", default=1, least=0, most=MAX_LAYERS)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import attention, experts, head_size, model, num_layers, rms_norm, window, windows
 from penstock.models.layer import SinkAttention
 from penstock.models.names import EXPERTS, LLAMA, Names, Stored
@@ -32,7 +31,6 @@ MOE = TINY | dict(num_local_experts=4, num_experts_per_tok=2, head_dim=16, rope_
         MOE | dict(sliding_window=12, num_hidden_layers=3),
         MOE | dict(attention_bias=False, num_local_experts=8, num_experts_per_tok=4, sliding_window=70),
     ],
-    cpu_only=CPU_ONLY,
 )
 def gpt_oss(c: Config) -> ModelSpec:
     c.ignore("initial_context_length", "experts_per_token")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import (
     activation,
     attention,
@@ -70,7 +69,6 @@ GRANITE_MOE = Names(
         TINY | MULTIPLIERS | dict(num_local_experts=6, num_experts_per_tok=3),
         TINY | MULTIPLIERS | dict(num_local_experts=4, attention_bias=True, tie_word_embeddings=True),
     ],
-    cpu_only=CPU_ONLY,
 )
 def granite_moe(c: Config) -> ModelSpec:
     return build_granite(c, experts(c, normalizes=True), LLAMA | GRANITE_MOE | EXPERTS)

@@ -8,7 +8,6 @@ from penstock.models.families.parts import attention, experts, head_size, model,
 from penstock.models.names import EXPERTS, LLAMA, Names
 from penstock.models.spec import Block, ModelSpec, family
 
-CPU_ONLY = "kernels for experts, which do not exist yet: use a dense model"
 MIXTRAL = Names(
     layer={
         "block_sparse_moe.gate": "mlp.router",
@@ -25,7 +24,6 @@ MIXTRAL = Names(
         TINY | dict(num_local_experts=4, num_experts_per_tok=2),
         TINY | dict(num_local_experts=5, num_experts_per_tok=3, sliding_window=12, head_dim=32, num_hidden_layers=3),
     ],
-    cpu_only=CPU_ONLY,
 )
 def mixtral(c: Config) -> ModelSpec:
     c.ignore("router_jitter_noise")

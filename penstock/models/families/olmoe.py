@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import attention, experts, head_size, model, num_layers, rms_norm
 from penstock.models.names import EXPERTS, LLAMA, QK_NORM
 from penstock.models.spec import Block, ModelSpec, family
@@ -18,7 +17,6 @@ from penstock.models.spec import Block, ModelSpec, family
         TINY | dict(num_experts=8, num_experts_per_tok=3),
         TINY | dict(num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, attention_bias=True),
     ],
-    cpu_only=CPU_ONLY,
 )
 def olmoe(c: Config) -> ModelSpec:
     c.only("clip_qkv")

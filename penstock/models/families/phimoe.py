@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY, MIXTRAL
+from penstock.models.families.mixtral import MIXTRAL
 from penstock.models.families.parts import attention, experts, head_size, layer_norm, model, num_layers, window
 from penstock.models.names import EXPERTS, LLAMA, Names, Stored
 from penstock.models.spec import Block, ModelSpec, family
@@ -29,7 +29,6 @@ PHIMOE = Names(model={"lm_head.bias": Stored("head", kind="bias")}, layer={"mlp.
         TINY | dict(num_local_experts=6, attention_bias=True, lm_head_bias=True, rope_parameters=LONG),
         TINY | dict(num_local_experts=4, sliding_window=20, router_jitter_noise=0.2),
     ],
-    cpu_only=CPU_ONLY,
 )
 def phimoe(c: Config) -> ModelSpec:
     c.ignore("input_jitter_noise")

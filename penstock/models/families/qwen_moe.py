@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.models.config import MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, Config, rope
 from penstock.models.experts import Experts
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import (
     activation,
     attention,
@@ -53,7 +52,6 @@ SHARED = dict(shared_expert_intermediate_size=48)
         | dict(use_sliding_window=True, sliding_window=9, max_window_layers=2, num_hidden_layers=4)
         | dict(decoder_sparse_step=2, num_experts_per_tok=5, num_experts=5),
     ],
-    cpu_only=CPU_ONLY,
 )
 def qwen2_moe(c: Config) -> ModelSpec:
     turn, bias, size = rope(c, head_size(c)), c.flag("qkv_bias", True), window(c)
@@ -75,7 +73,6 @@ def qwen2_moe(c: Config) -> ModelSpec:
         MOE | dict(head_dim=16, attention_bias=True, mlp_only_layers=[0], num_hidden_layers=3),
         MOE | dict(head_dim=16, use_sliding_window=True, sliding_window=9, num_hidden_layers=4, decoder_sparse_step=2),
     ],
-    cpu_only=CPU_ONLY,
 )
 def qwen3_moe(c: Config) -> ModelSpec:
     c.ignore("max_window_layers")

@@ -37,6 +37,7 @@ def qkv_attention(
     source: Tensor | None = None,
     source_eps: float = 0.0,
     num_kv_splits: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """qkv[S, (H + 2 K) · D] of the last positions of S sequences → [S, H, D]: `qkv_write`, then `attention`.
 
@@ -46,4 +47,4 @@ def qkv_attention(
         qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source, source_eps
     )
     starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-    return attention.reference(q, k_cache, v_cache, table, starts, lengths, scale, window, softcap, alibi)
+    return attention.reference(q, k_cache, v_cache, table, starts, lengths, scale, window, softcap, alibi, sinks=sinks)

@@ -13,6 +13,7 @@ from penstock.ops.triton.attention import (
     qkv_write,
     rope,
 )
+from penstock.ops.triton.experts import combine, grouped_ints, grouped_product, route
 from penstock.ops.triton.matmul import fp8_mlp, fp8_product, int_product, int_rows, product
 from penstock.ops.triton.sampling import report, sample
 
@@ -20,11 +21,14 @@ __all__ = [
     "attention",
     "block_move",
     "cache_write",
+    "combine",
     "elementwise",
     "encoder_attention",
     "exact",
     "fp8_mlp",
     "fp8_product",
+    "grouped_ints",
+    "grouped_product",
     "inputs",
     "int_product",
     "int_rows",
@@ -35,5 +39,6 @@ __all__ = [
     "qkv_write",
     "report",
     "rope",
+    "route",
     "sample",
 ]

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.elementwise import activation, add, find_activation, gated_activation, scale, softcap
+from penstock.ops.elementwise import SWIGLU_OAI, activation, add, find_activation, gated_activation, scale, softcap
 from penstock.ops.triton.launch import pdl_options, wait_for_previous
-from penstock.ops.triton.numbers import apply_activation, norm_factor, tanh
+from penstock.ops.triton.numbers import apply_activation, apply_gate, norm_factor, tanh
 from penstock.ops.triton.sizes import cdiv, norm_block
 from penstock.ops.triton.tuning import ELEMENTWISE_BLOCK, WIDE_ELEMENTWISE_BLOCK, WIDE_ROW
 
@@ -101,16 +101,18 @@ def _activation(
         factor = norm_factor(source + row * source_row, source_width, eps, NORM_BLOCK)
         y *= factor
         ups *= factor
-    y = apply_activation(y, KIND)
     if GATED:
-        y *= ups
+        y = apply_gate(y, ups, KIND)
+    else:
+        y = apply_activation(y, KIND)
     tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 def activate(x: Tensor, kind: str, gated: bool, source: Tensor | None = None, eps: float = 0.0) -> Tensor:
     """Apply an activation. With `source`, x are sums over its rows before their RMS norm: the norm's factor is applied
     first."""
-    find_activation(kind)
+    if not gated or kind != SWIGLU_OAI:
+        find_activation(kind)
     width = x.shape[1] // 2 if gated else x.shape[1]
     out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
     if out.numel():

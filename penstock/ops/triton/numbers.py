@@ -38,6 +38,17 @@ def apply_activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def apply_gate(y, up, KIND: tl.constexpr):
+    """Return act(y) · up; gpt-oss's activation clamps both."""
+    if KIND == "swiglu_oai":
+        y, up = tl.where(y > 7.0, 7.0, y), tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        y = y * sigmoid(1.702 * y) * (up + 1.0)
+    else:
+        y = apply_activation(y, KIND) * up
+    return y
+
+
+@triton.jit
 def norm_factor(x, width, eps, BLOCK: tl.constexpr):
     """Return the factor by which an RMS norm multiplies the values x[width]."""
     at = tl.arange(0, BLOCK)

@@ -51,6 +51,12 @@ EXACT_GROUP_TILES = 8  # output tiles that share rows in L2
 EXACT_ROWS_STEP, EXACT_ROWS_STEPS = 16, 64  # cuBLAS's algorithm is asked for by rows rounded up to a step
 CHECKED_ROWS = 256  # random rows that an algorithm is checked with
 
+# Experts: estimated 2026-11-19, not measured yet; decision 0050 has the figures that they are to reach.
+SORT_BLOCKS = (256, 1024, 4096)  # pairs of a row and a matrix that are counted at a time
+MAX_GROUPED_GEMV_PAIRS = 64  # with a program for each; beyond, rows of one matrix are multiplied together
+MAX_READ_AGAIN = 1.25  # times the matrices that rows choose by chance may be read for want of sharing
+GROUPED_TILE_ROWS = (16, 32, 64, 128)
+
 # Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
 ATTENTION_TILE_ROWS = 128  # prefill queries times query heads per KV head
 MIN_WIDE_READ_ROWS, MAX_WIDE_READ_ROWS = 16, 48  # decode batches that read 128 keys at a time
@@ -135,6 +141,36 @@ def exact_tile(num_rows: int, num_out: int, itemsize: int, has_large_smem: bool)
     if rows == EXACT_TILE_ROWS[0] and num_out < MIN_EXACT_TILES * 64:
         return ExactTile(16, rows, 512, 2, 3)
     return ExactTile(64, rows, 128, 4, 3 if not has_large_smem else 6 if rows == EXACT_TILE_ROWS[0] else 5)
+
+
+def uses_grouped_gemv(num_tokens: int, num_chosen: int, num_matrices: int) -> bool:
+    """Return True if so few rows share a matrix that each reads its own. 2026-11-19, not measured yet."""
+    num_pairs = num_tokens * num_chosen
+    distinct = num_matrices * (1 - (1 - num_chosen / max(num_chosen, num_matrices)) ** num_tokens)
+    return num_pairs <= MAX_GROUPED_GEMV_PAIRS and num_pairs <= MAX_READ_AGAIN * distinct
+
+
+def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_smem: bool) -> ExactTile:
+    """Return the tile of a product whose rows choose among matrices evenly. An FP8 sum's order depends on `num_inputs`,
+    which is fixed. 2026-11-19, not measured yet."""
+    each = -(-num_pairs // num_matrices)
+    rows = next((size for size in GROUPED_TILE_ROWS if size >= each), GROUPED_TILE_ROWS[-1])
+    if itemsize == 4:  # no tensor-core instruction
+        return ExactTile(64, min(rows, 32), 32, 4, 2)
+    if rows <= GROUPED_TILE_ROWS[1]:
+        return ExactTile(64, rows, 128, 4, 5 if has_large_smem else 3)
+    inputs = 128 // itemsize
+    if rows < GROUPED_TILE_ROWS[-1]:
+        return ExactTile(128, rows, inputs, 4, 4 if has_large_smem else 3)
+    return ExactTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
+
+
+def grouped_row_limits(num_chosen: int, num_matrices: int) -> tuple[int, ...]:
+    """Return the numbers of rows up to which a grouped product takes one kernel, and beyond which another."""
+    tokens = range(1, MAX_GROUPED_GEMV_PAIRS // num_chosen + 1)
+    few = [count for count in tokens if uses_grouped_gemv(count, num_chosen, num_matrices)]
+    pairs = [*SORT_BLOCKS[:-1], *(rows * num_matrices for rows in GROUPED_TILE_ROWS[:-1])]
+    return tuple(sorted({*few[-1:], *(count // num_chosen for count in pairs if count >= num_chosen)}))
 
 
 def round_exact_rows(num_rows: int) -> int:

@@ -10,7 +10,7 @@ from penstock import layers
 from penstock.ops import OpTable
 from penstock.ops.attention.qkv_attention import is_joined
 from penstock.ops.matmul.epilogue import Epilogue
-from penstock.ops.triton.tuning import MAX_WIDE_READ_ROWS, MIN_WIDE_READ_ROWS
+from penstock.ops.triton.tuning import MAX_WIDE_READ_ROWS, MIN_WIDE_READ_ROWS, grouped_row_limits
 from penstock.passes.lower.products import FusedProduct, can_gate, fuse, gate_experts
 from penstock.passes.lower.stages import Attend, Flow, Mix, Product
 from penstock.quant.fp8 import Fp8
@@ -150,7 +150,7 @@ class JoinedAttention:
         y = attention.ops.qkv_attention(
             qkv, memory.k, memory.v, step.slots[group], step.positions, step.tables[group], step.lengths,
             attention.scale, attention.window, attention.softcap, attention.alibi, *self.write.shared, source, eps,
-            work.num_kv_splits,
+            work.num_kv_splits, *attention.sinks,
         )  # fmt: skip
         flow.y = y.flatten(1)
 
@@ -169,11 +169,11 @@ class FusedExperts:
 
     def __call__(self, flow: Flow) -> None:
         experts, x, step = self.experts, flow.y, flow.step
-        ids, weights = experts.router(x, step)
+        rows, ids, weights = experts.route(x, step)
         if self.gates:
-            hidden = gate_experts(experts, x, ids)
+            hidden = gate_experts(experts, rows, ids)
         else:
-            hidden = experts.ops.gated_activation(experts.gate_up(x, ids), experts.activation)
+            hidden = experts.ops.gated_activation(experts.gate_up(rows, ids), experts.activation)
         shared = None if experts.shared is None else self.run_shared(experts.shared, x, step)
         gate = None if experts.shared_gate is None else experts.shared_gate(x, step)
         residual = flow.x if self.adds else None
@@ -182,6 +182,15 @@ class FusedExperts:
             flow.x = y
         else:
             flow.y = y
+
+    @property
+    def row_limits(self) -> tuple[int, ...]:
+        stack, shared = self.experts.gate_up, self.experts.shared
+        linears = [self.experts.router.linear, *((shared.gate_up, shared.down) if shared else ())]
+        products = [fuse(Product(linear)) for linear in linears]
+        limits = {limit for product in products if product is not None for limit in product.row_limits}
+        num_chosen = self.experts.router.rule.num_chosen
+        return tuple(sorted(limits.union(grouped_row_limits(num_chosen, stack.num_matrices))))
 
     def run_shared(self, mlp: layers.GatedMlp, x: Tensor, step: layers.StepInputs) -> Tensor:
         product = fuse(Product(mlp.gate_up)) if self.gates else None

@@ -110,21 +110,29 @@ def can_gate(product: FusedProduct) -> bool:
     return not isinstance(scheme, Dense | Packed) or scheme.num_out % (2 * PANEL) == 0
 
 
+GROUPED: dict[type, Callable[..., Tensor]] = {
+    Dense: lambda s, x, *rest: s.ops.grouped_matmul(x, s.panels, *rest),
+    Packed: lambda s, x, ids, count, epilogue: s.ops.grouped_packed_matmul(x, s.parts, ids, count, s.x_bits, epilogue),
+    Matrix: lambda s, x, *rest: s.ops.grouped_product(x, s.weight, *rest),
+    Fp8: lambda s, x, *rest: s.ops.grouped_fp8_product(x, s.codes, s.scale, *rest),
+    Ints: lambda s, x, *rest: s.ops.grouped_int_product(x, s.words, s.scales, *rest),
+}
+
+
 def can_gate_experts(experts: layers.Experts) -> bool:
-    """Gates and their values must be in panels of their own, of one part."""
+    """On a CPU gates and their values must be in panels of their own, of one part."""
     scheme: Any = experts.gate_up.scheme
-    if not isinstance(scheme, Dense | Packed) or (isinstance(scheme, Packed) and len(scheme.parts) > 1):
+    if type(scheme) not in GROUPED or (isinstance(scheme, Packed) and len(scheme.parts) > 1):
         return False
-    return scheme.num_out // experts.gate_up.num_matrices % (2 * PANEL) == 0
+    is_in_panels = isinstance(scheme, Dense | Packed)
+    return not is_in_panels or scheme.num_out // experts.gate_up.num_matrices % (2 * PANEL) == 0
 
 
 def gate_experts(experts: layers.Experts, x: Tensor, ids: Tensor) -> Tensor:
     """Return act(gate(x)) · up(x) for the chosen experts, by one op."""
     scheme: Any = experts.gate_up.scheme
-    epilogue, count = Epilogue(scheme.bias, experts.activation, True), experts.gate_up.num_matrices
-    if isinstance(scheme, Dense):
-        return scheme.ops.grouped_matmul(x, scheme.panels, ids, count, epilogue)
-    return scheme.ops.grouped_packed_matmul(x, scheme.parts, ids, count, scheme.x_bits, epilogue)  # type: ignore[no-any-return]
+    epilogue = Epilogue(scheme.bias, experts.activation, True)
+    return GROUPED[type(scheme)](scheme, x, ids, experts.gate_up.num_matrices, epilogue)
 
 
 FOLDED_ROWS = 4096  # at a time

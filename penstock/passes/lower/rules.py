@@ -126,13 +126,13 @@ def add_in_product(product: AnyProduct, add: AddResidual) -> Sequence[Stage] | N
     return None if fused is None or add.scale != 1.0 else [replace(fused, adds=True)]
 
 
-@rule(FeedExperts, devices=("cpu",))
+@rule(FeedExperts)
 def gate_in_experts(feed: FeedExperts) -> Sequence[Stage] | None:
     """grouped product, gated_activation → grouped product with a gated epilogue; a shared expert's likewise."""
     return [FusedExperts(feed.experts, gates=True)] if can_gate_experts(feed.experts) else None
 
 
-@rule(FeedExperts | FusedExperts, AddResidual, devices=("cpu",))
+@rule(FeedExperts | FusedExperts, AddResidual)
 def add_in_experts(feed: FeedExperts | FusedExperts, add: AddResidual) -> Sequence[Stage] | None:
     """combine, add → combine with a residual."""
     if add.scale != 1.0:

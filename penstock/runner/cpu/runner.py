@@ -27,6 +27,8 @@ from penstock.runner.cpu.trees import has_trees, move_paths
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs, add_sampled, make_embedding
 from penstock.runner.step import ends_of
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.transfer import transfer
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.row import Chooser, RowState
@@ -88,9 +90,10 @@ class Runner:
         drafters: Drafters | None = None,
         drafting: Sequence[Memory | None] = (),
         loras: LoraBank | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         """`drafting`: memories of a drafting model's layers, which come after the model's own."""
-        self.loras = loras
+        self.loras, self.store = loras, store
         self.model = model
         self.memory = memory
         self.rows = RunningRows(len(memory.grouping.groups), grammars, drafters)
@@ -115,6 +118,9 @@ class Runner:
     def close(self) -> None:
         """Give up weights and cache, whoever still holds the runner."""
         loras: LoraBank | None = getattr(self, "loras", None)
+        store: BlockStore | None = getattr(self, "store", None)
+        if store is not None:
+            store.close()
         if loras is not None:
             loras.close()
         vars(self).clear()
@@ -123,6 +129,9 @@ class Runner:
         """Run a plan. Rows are applied before anything can fail, so that later plans find them."""
         self.rows.apply(plan)
         try:
+            is_lost = not transfer(plan, self.memory, self.store)
+            if is_lost or not plan.rows:
+                return Result(plan.number, lost=is_lost)
             self._prepare_memory(plan)
             return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause

@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from penstock.config import GpuFacts
-from penstock.models.load import OUTER
+from penstock.models.load import KEPT_WIDE, OUTER
 from penstock.models.spec import ModelSpec
 from penstock.ops.matmul.fp8_product import can_store
 from penstock.ops.sampling.extras import extras_bytes
@@ -123,6 +123,7 @@ def _facts(
         spec.cpu_only or find_missing(name, capability, triton_version()),
         LOGIT_ROWS,
         0 if spec.is_encoder else max_captured_tokens(spec.num_parameters),
+        kept_bytes=kept_bytes(spec),
     )
 
 
@@ -154,9 +155,15 @@ def triton_version() -> str | None:
 
 def fp8_bytes(spec: ModelSpec) -> int:
     """Bytes of all weights: the layers' matrices in FP8 where possible, the rest at 16 bits."""
-    shapes = [shape for name, shape in spec.parameters().items() if name.startswith("layers.")]
+    every = spec.parameters().items()
+    shapes = [shape for name, shape in every if name.startswith("layers.") and not name.endswith(KEPT_WIDE)]
     stored = [shape for shape in shapes if len(shape) == 2 and can_store(*shape)]
     return 2 * spec.num_parameters + sum(4 * shape[0] - prod(shape) for shape in stored)
+
+
+def kept_bytes(spec: ModelSpec) -> int:
+    """Bytes, at 16 bits, of the matrices that no quantization rounds."""
+    return sum(2 * prod(shape) for name, shape in spec.parameters().items() if name.endswith(KEPT_WIDE))
 
 
 def layer_bytes(spec: ModelSpec) -> int:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import InvalidConfig
 from penstock.host.files import UnreadableFile, read_regular
-from penstock.server.config import ServerConfig
+from penstock.host.ids import SOURCE
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
+from penstock.server.http.relay import CURRENT_RELAY, RELAY, Relay, RouterAccess
 from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
@@ -36,6 +37,19 @@ FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
 OTHERS_LOAD = frozenset({"/metrics"})  # show the load of all tenants: for the admin only
 SEES_ALL = "sees_all"  # scope key
 ROUTE = "route_path"  # scope key: the matched route's declared path, or None
+
+
+class KeyOptions(Protocol):
+    """The options that give keys."""
+
+    @property
+    def api_key(self) -> tuple[str, ...]: ...
+    @property
+    def api_key_file(self) -> str | None: ...
+    @property
+    def admin_key(self) -> str | None: ...
+    @property
+    def admin_key_file(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,11 @@ def read_admin_key(given: str | None, path: str | None, variable: str | None = N
     if given is None and variable is not None:
         given = variable.strip()
     return None if given is None else _check_secret(given, "the admin key")
+
+
+def read_secret(path: str | None, option: str) -> str | None:
+    """Read a file that holds one key."""
+    return None if path is None else _check_secret(_read(path, option), f"the key of {option} {path}")
 
 
 def _read(path: str, option: str) -> str:
@@ -167,12 +186,12 @@ def _matches(given: bytes, secret: str) -> bool:
     return hmac.compare_digest(given, utf8) | hmac.compare_digest(given, latin)
 
 
-def _read_all(config: ServerConfig) -> tuple[list[Key], str | None]:
+def _read_all(config: KeyOptions) -> tuple[list[Key], str | None]:
     keys = read_keys(config.api_key, config.api_key_file, os.environ.get(KEYS_VARIABLE))
     return keys, read_admin_key(config.admin_key, config.admin_key_file, os.environ.get(ADMIN_VARIABLE))
 
 
-def make_ring(config: ServerConfig) -> KeyRing:
+def make_ring(config: KeyOptions) -> KeyRing:
     """Read all keys, and log how to reach the admin routes."""
     ring = KeyRing(*_read_all(config))
     if ring.closed and not ring.has_admin:
@@ -184,7 +203,7 @@ def make_ring(config: ServerConfig) -> KeyRing:
     return ring
 
 
-def reload_keys(ring: KeyRing, config: ServerConfig) -> None:
+def reload_keys(ring: KeyRing, config: KeyOptions) -> None:
     """Read all keys again; on InvalidConfig the ring is unchanged."""
     keys, admin = _read_all(config)
     if ring.closed and not keys:
@@ -195,8 +214,10 @@ def reload_keys(ring: KeyRing, config: ServerConfig) -> None:
 class AuthMiddleware:
     """Identify the client by its key and refuse what it may not call."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router_key: str | None = None) -> None:
+        """`router_key` is the secret of a router in front of this server."""
         self._app, self._ring, self._routes = app, ring, routes
+        self._router = RouterAccess(router_key)
         self._known: set[str] = set()  # paths that are a route's own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,13 +226,27 @@ class AuthMiddleware:
         route = scope[ROUTE] = self._find_route(scope)
         if route not in OPEN and not (route == "/" and wants_page(scope)):
             local = is_local(scope)
-            client = self._ring.identify(_read_key(scope), is_local=local)
-            error = self._find_error(client, route)
-            if error is not None:
+            try:
+                is_routed, client = self._router.read(scope)
+            except ApiError as error:
                 return await error.response(scope["path"])(scope, receive, send)
+            if client is None:
+                client = self._ring.identify(_read_key(scope), is_local=local and not is_routed)
+            found = self._find_error(client, route)
+            if found is not None:
+                return await found.response(scope["path"])(scope, receive, send)
             scope[IDENTITY] = client
-            scope[SEES_ALL] = client is not None and client.is_admin or local and not self._ring.closed
-        await self._app(scope, receive, send)
+            sees_own = local and not self._ring.closed and not is_routed
+            scope[SEES_ALL] = client is not None and client.is_admin or sees_own
+        relay: Relay | None = scope.get(RELAY)
+        if relay is None:
+            return await self._app(scope, receive, send)
+        tokens = SOURCE.set(relay.ids), CURRENT_RELAY.set(relay)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            SOURCE.reset(tokens[0])
+            CURRENT_RELAY.reset(tokens[1])
 
     def _find_route(self, scope: Scope) -> str | None:
         """Return the declared path of the route; the search takes as long as there are routes."""

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.ops import RouterRule
+from penstock.ops.matmul.fp8_product import quantize_fp8
 from penstock.ops.matmul.packed import FORMATS
 from penstock.ops.registry import Example
 from tests.ops.examples.case import examples, integers, normal, with_epilogue
-from tests.ops.examples.matmul import packed_weight
+from tests.ops.examples.matmul import int_weight, packed_weight
 from tests.ops.examples.rows import EachRow
 
 
@@ -123,6 +124,46 @@ def _grouped_packed_matmul() -> Iterator[Example]:
     yield _in_order(call, parts=parts, x_bits=8)
 
 
+@examples(ops.weigh, EachRow("x", "weights"))
+def _weigh() -> Iterator[Example]:
+    for seed, (num_rows, num_chosen, width) in enumerate([(0, 2, 8), (1, 8, 64), (5, 1, 33), (13, 3, 100)]):
+        yield {"x": normal(seed, num_rows, width), "weights": normal(seed + 1, num_rows, num_chosen)}
+
+
+# The interpreter takes as long for one program as for the next: a GPU's own ops have fewer of them.
+GPU_SIZES = [(0, 8, 16, 3, 2), (1, 64, 48, 8, 3), (5, 17, 32, 4, 1), (40, 96, 16, 2, 2), (23, 32, 96, 12, 4)]
+
+
+@examples(ops.grouped_product, EachRow("x", "ids"))
+def _grouped_product() -> Iterator[Example]:
+    for seed, size in enumerate(GPU_SIZES):
+        for dtype in (torch.float32, torch.bfloat16) if seed % 2 else (torch.float32, torch.float16):
+            _, width, num_out, num_matrices, _ = size
+            weight = normal(seed, num_matrices * num_out, width, scale=width**-0.5, dtype=dtype)
+            call = _call(seed, size)
+            yield _in_order(call | {"x": call["x"].to(dtype)}, weight=weight)
+
+
+@examples(ops.grouped_fp8_product, EachRow("x", "ids"))
+def _grouped_fp8_product() -> Iterator[Example]:
+    for seed, size in enumerate([(1, 64, 48, 8, 3), (40, 96, 16, 2, 2), (23, 128, 96, 12, 4)]):
+        _, width, num_out, num_matrices, _ = size
+        codes, scale = quantize_fp8(normal(seed, num_matrices * num_out, width, scale=width**-0.5))
+        call = _call(seed + 1, size)
+        yield _in_order(call | {"x": call["x"].bfloat16()}, codes=codes, scale=scale)
+
+
+@examples(ops.grouped_int_product, EachRow("x", "ids"))
+def _grouped_int_product() -> Iterator[Example]:
+    for bits in (8, 4):
+        for seed, size in enumerate([(1, 64, 48, 8, 3), (5, 100, 32, 4, 1), (23, 128, 96, 12, 4)]):
+            _, width, num_out, num_matrices, _ = size
+            words, scales = int_weight(seed, bits, num_matrices * num_out, width)
+            call = _call(seed, size)
+            dtype = torch.float16 if seed else torch.float32  # the interpreter cannot multiply bfloat16
+            yield _in_order(call | {"x": call["x"].to(dtype)}, words=words, scales=scales)
+
+
 @examples(ops.combine, EachRow("y", "weights", "shared", "gate", "residual"))
 def _combine() -> Iterator[Example]:
     for seed, (num_rows, num_chosen, width) in enumerate(
@@ -130,7 +171,7 @@ def _combine() -> Iterator[Example]:
     ):
         yield {
             "y": normal(seed, num_rows, num_chosen, width),
-            "weights": normal(seed + 1, num_rows, num_chosen),
+            "weights": normal(seed + 1, num_rows, num_chosen) if seed != 3 else None,
             "shared": normal(seed + 2, num_rows, width) if seed % 2 else None,
             "gate": normal(seed + 3, num_rows, 1) if seed % 4 == 1 else None,
             "residual": normal(seed + 4, num_rows, width) if seed % 3 else None,

@@ -46,6 +46,7 @@ class Scoring(NamedTuple):
     softcap: float | None
     window: int  # 0: none
     alibi: Any  # slopes [H], or None
+    sinks: Any  # scores [H] that take weight but have no value, or None
 
 
 class Splits(NamedTuple):
@@ -122,10 +123,14 @@ def score_keys(q, k, j, position, slope, scoring, MASKED: tl.constexpr, PRECISIO
 
 
 @triton.jit
-def init_softmax(ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the maximum, total and sums of an online softmax before its first key. The maximum is finite, so that rows
-    that see none of their first keys need no care."""
-    return (tl.full((ROWS,), MIN_SCORE, tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32))
+def init_softmax(sinks, head, there, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the maximum, total and sums of an online softmax before its first key; with sinks, it has met those of the
+    heads that are `there`. The maximum is finite, so that rows that see none of their first keys need no care."""
+    top, total = tl.full((ROWS,), MIN_SCORE, tl.float32), tl.zeros((ROWS,), tl.float32)
+    if sinks is not None:
+        top = tl.where(there, tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2_E, top)
+        total = there.to(tl.float32)
+    return top, total, tl.zeros((ROWS, BLOCK), tl.float32)
 
 
 @triton.jit

@@ -70,7 +70,7 @@ def _decode(
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     head = h * GROUP + g
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
-    top, total, sums = init_softmax(ROWS, BLOCK)
+    top, total, sums = init_softmax(scoring.sinks, head, g < tl.where(split == 0, GROUP, 0), ROWS, BLOCK)
     if start < end:
         query = tl.load(
             q + s * q_row + head[:, None] * SIZE + d[None, :],
@@ -158,7 +158,7 @@ def _shared_prefix(
         inside = there[:, None] & (d < SIZE)[None, :]
         query = tl.load(q + (member * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
         query = cast_query(query, cache.k)
-        top, total, sums = init_softmax(ROWS, BLOCK)
+        top, total, sums = init_softmax(None, head, there, ROWS, BLOCK)
         slope = load_slopes(scoring.alibi, head, there)
         position = tl.load(lengths + member, mask=there, other=1) - 1
         end = tl.minimum(end, start + share)
@@ -258,7 +258,7 @@ def _body(
     work: Work | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
+    if window < 0 or not can_read(k_cache, v_cache, k_scale):  # chunks are read on a CPU only
         beside = (scale, window, softcap, alibi, k_scale, v_scale, None, sinks)
         return attention.reference(q, k_cache, v_cache, table, query_start, lengths, *beside)
     q = compact_heads(q)
@@ -270,7 +270,7 @@ def _body(
         work = make_work(query_start, tile_tokens(num_heads, num_kv_heads))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
-    cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, window, alibi)
+    cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, window, alibi, sinks)
     if work.num_single:
         shared = None if window else work.shared
         num_all = work.num_kv_splits + (shared.num_kv_splits if shared else 0)

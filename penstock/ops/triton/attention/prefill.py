@@ -73,7 +73,7 @@ def _prefill(
     row = (begin + token).to(tl.int64)
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
     query = cast_query(query, cache.k)
-    top, total, sums = init_softmax(ROWS, BLOCK)
+    top, total, sums = init_softmax(scoring.sinks, head, there, ROWS, BLOCK)
     slope = load_slopes(scoring.alibi, head, there)
     start = 0
     low = 0
@@ -143,7 +143,8 @@ def tile_shape(q: Tensor, k_cache: Tensor) -> tuple[tuple[Any, ...], dict[str, A
 
 def uses_hopper(q: Tensor, step: PagedStep, scoring: Scoring, work: Work) -> bool:
     """Return True if Hopper's kernel can compute the step's tiles, and is likely to be faster."""
-    if hopper is None or scoring.window or scoring.softcap is not None or scoring.alibi is not None:
+    beside = scoring.softcap, scoring.alibi, scoring.sinks
+    if hopper is None or scoring.window or any(one is not None for one in beside):
         return False
     if q.shape[1] // step.k_cache.shape[1] not in tuning.HOPPER_GROUPS or q.dtype not in tuning.HOPPER_DTYPES:
         return False

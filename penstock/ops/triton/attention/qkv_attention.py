@@ -133,7 +133,7 @@ def _fused_decode(
     query = saturate(x, qkv.dtype.element_ty)
     slope = load_slopes(scoring.alibi, head, g < GROUP)
     at = tl.zeros((ROWS,), tl.int32) + position
-    top, total, sums = init_softmax(ROWS, BLOCK)
+    top, total, sums = init_softmax(scoring.sinks, head, g < tl.where(split == 0, GROUP, 0), ROWS, BLOCK)
     own_at = tl.where(own, position, position + 1)
     scores, factor = score_keys(query, k.to(query.dtype), own_at, at, slope, scoring, True, PRECISION)
     top, total, sums = update_softmax(scores, factor, v.to(query.dtype), top, total, sums, PRECISION)
@@ -191,6 +191,7 @@ def _body(
     source: Tensor | None = None,
     source_eps: float = 0.0,
     num_kv_splits: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     num_sequences, (_, num_kv_heads, size, block_size) = qkv.shape[0], k_cache.shape
     num_heads = qkv.shape[1] // size - 2 * num_kv_heads
@@ -204,19 +205,9 @@ def _body(
             qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source, source_eps
         )
         starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=q.device)
-        return attention(
-            q,
-            k_cache,
-            v_cache,
-            table,
-            starts,
-            lengths,
-            scale,
-            window,
-            softcap,
-            alibi,
-            work=Work(num_sequences, None, num_kv_splits),
-        )
+        work = Work(num_sequences, None, num_kv_splits)
+        beside = scale, window, softcap, alibi, None, None, work, sinks
+        return attention(q, k_cache, v_cache, table, starts, lengths, *beside)
     out = torch.empty((num_sequences, num_heads, size), dtype=qkv.dtype, device=qkv.device)
     splits = Splits(None, None)
     if num_kv_splits > 1:
@@ -232,7 +223,7 @@ def _body(
         source_args(source, source_eps),
         out,
         splits,
-        Scoring(scale, softcap or None, window, alibi),
+        Scoring(scale, softcap or None, window, alibi, sinks),
         qkv.stride(0),
         table.stride(0),
         num_kv_splits,

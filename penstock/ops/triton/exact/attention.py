@@ -15,13 +15,13 @@ from torch import Tensor
 from penstock.ops.attention.attention import Work, attention
 from penstock.ops.triton.attention.attend import (
     LOG2_E,
-    MIN_SCORE,
     Scoring,
     Splits,
     cache_args,
     can_read,
     cast_query,
     compact_heads,
+    init_softmax,
     load_blocks,
     load_slopes,
     load_tile,
@@ -96,9 +96,10 @@ def _attend(
 
 
 @triton.jit
-def _init(ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the maximum, total and sums of an online softmax before its first key."""
-    return tl.full((ROWS,), MIN_SCORE, tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((BLOCK, ROWS), tl.float32)
+def _init(sinks, head, there, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the maximum, total and sums of an online softmax before its first key, as `init_softmax` does."""
+    top, total, sums = init_softmax(sinks, head, there, ROWS, BLOCK)
+    return top, total, tl.trans(sums)
 
 
 @triton.jit
@@ -166,13 +167,13 @@ def _exact_attention(
     low = tl.maximum(0, first - WINDOW + 1) if WINDOW else tl.minimum(0, length)
     slope = load_slopes(scoring.alibi, head, there)
     blocks = table + s * table_row
-    masks = Scoring(scoring.scale, scoring.softcap, WINDOW, None)
+    masks = Scoring(scoring.scale, scoring.softcap, WINDOW, None, None)
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
     query = cast_query(query, cache.k)
-    top, total, sums = _init(ROWS, BLOCK)
+    top, total, sums = _init(scoring.sinks if splits.sums is None else None, head, there, ROWS, BLOCK)
     if splits.sums is None:
         for split in range(low // SPLIT, tl.cdiv(end, SPLIT)):
-            new_top, new_total, new_sums = _init(ROWS, BLOCK)
+            new_top, new_total, new_sums = _init(None, head, there, ROWS, BLOCK)
             new_top, new_total, new_sums = _attend(
                 query,
                 new_top,
@@ -231,6 +232,7 @@ def _exact_attention(
 def _merge_in_order(
     splits,
     lengths,
+    sinks,
     out,
     num_kv_splits,
     num_heads,
@@ -246,7 +248,7 @@ def _merge_in_order(
     length = tl.load(lengths + s)
     one, d = tl.arange(0, 1), tl.arange(0, BLOCK)[:, None]
     low = tl.maximum(0, length - WINDOW) if WINDOW else tl.minimum(0, length)
-    top, total, sums = _init(1, BLOCK)
+    top, total, sums = _init(sinks, h + one, one == 0, 1, BLOCK)
     for split in tl.range(low // SPLIT, tl.cdiv(length, SPLIT), num_stages=3):
         at = (s * num_kv_splits + split) * num_heads + h + one
         new_top, new_total = tl.load(splits.tops + 2 * at), tl.load(splits.tops + 2 * at + 1)
@@ -299,10 +301,8 @@ def _body(
 ) -> Tensor:
     """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries. More than
     one KV split of `work` are enough for the longest sequence (`count_splits`)."""
-    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
-        raise ValueError(
-            "deterministic attention on a GPU needs keys as [N, K, P, D] without int8 scales, and no sinks"
-        )
+    if window < 0 or not can_read(k_cache, v_cache, k_scale):
+        raise ValueError("deterministic attention on a GPU needs keys as [N, K, P, D], no int8 scales, no chunks")
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:
@@ -312,7 +312,7 @@ def _body(
         work = make_work(query_start, tile_tokens(num_heads, num_kv_heads))
     is_float32 = q.dtype == torch.float32
     block = max(16, power_of_2(size))
-    cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, 0, alibi)
+    cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, 0, alibi, sinks)
     sizes = num_heads, window, block_size, num_heads // num_kv_heads
     keys = 32 if is_float32 or block > MAX_FULL_TILE_HEAD_SIZE else 64
     shape = (size, block, keys, EXACT_SPLIT_POSITIONS, "ieee" if is_float32 else "tf32")
@@ -344,6 +344,7 @@ def _body(
             _merge_in_order[(work.num_single, num_heads)](
                 splits,
                 work.find_lengths(lengths),
+                sinks,
                 out,
                 num_kv_splits,
                 num_heads,

@@ -31,7 +31,7 @@ from penstock.ops.triton.tuning import (
 
 
 @triton.jit
-def _sum_chain(
+def sum_chain(
     weights,
     values,
     there,
@@ -104,7 +104,7 @@ def _chain_gemm(
     begin, first_row = _find_tile(num_rows, num_out, OWN, ROWS, GROUP_TILES)
     t, c = first_row + tl.arange(0, ROWS), tl.arange(0, OUTS)
     column = tl.minimum(begin + c % OWN, num_out - 1) + c // OWN * num_out
-    sums = _sum_chain(
+    sums = sum_chain(
         weight + column.to(tl.int64) * width,
         x + t.to(tl.int64) * x_row,
         t < num_rows,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from penstock.ops.matmul.epilogue import Epilogue
-from penstock.ops.triton.numbers import apply_activation
+from penstock.ops.triton.numbers import apply_activation, apply_gate
 
 
 class EpilogueArgs(NamedTuple):
@@ -45,9 +45,10 @@ def apply_epilogue(
         y += tl.load(epilogue.bias + out_at, mask=out_mask, eviction_policy=EVICTION).to(tl.float32)
         if GATED:
             up += tl.load(epilogue.bias + num_out + out_at, mask=out_mask, eviction_policy=EVICTION).to(tl.float32)
-    y = apply_activation(y, KIND)
     if GATED:
-        y *= up
+        y = apply_gate(y, up, KIND)
+    else:
+        y = apply_activation(y, KIND)
     if epilogue.residual is not None:
         y += tl.load(epilogue.residual + residual_at, mask=residual_mask).to(tl.float32)
     return y

@@ -13,10 +13,10 @@ from penstock.ops.triton.matmul.epilogue import apply_epilogue, epilogue_args
 from penstock.ops.triton.matmul.int_rows import (
     ONE,
     decode_field,
-    decode_halves,
     dequantize,
     find_units,
     load_scales,
+    sum_ints,
     unpack_half,
     view_scales,
 )
@@ -190,8 +190,7 @@ def _int_gemm(
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """OUTPUTS outputs of all rows over one split of the inputs, `steps` times PAIRS pairs, into sums[split, T, O].
-    Weights are dequantized in the registers that feed the tensor cores, 16 inputs at a time."""
+    """OUTPUTS outputs of all rows over one split of the inputs, `steps` times PAIRS pairs, into sums[split, T, O]."""
     DTYPE: tl.constexpr = x.dtype.element_ty
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.minimum(n, num_out - 1).to(tl.int64)
@@ -201,33 +200,11 @@ def _int_gemm(
     SCALES: tl.constexpr = 8 * SETS if SETS else 8  # words of a pair
     scale_at = scales + row // 8 * num_pairs * SCALES + row % 8
     values = x + tl.minimum(r, num_rows - 1).to(tl.int64)[None, :] * x_row + k[:, None]
-    acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
     wait_for_previous(PDL)
-    for start in tl.range(first, tl.minimum(first + steps * PAIRS, num_pairs), PAIRS, num_stages=STAGES):
-        for i in tl.static_range(PAIRS):
-            p = start + i
-            w = tl.load(place + p * (32 * BITS))
-            both = tl.load(scale_at + p * SCALES)
-            for f in tl.static_range(4):
-                if f == 2 and BITS == 8:
-                    w = tl.load(place + p * (32 * BITS) + 16)
-                if SETS > 0 and f > 0 and f % (4 // SETS) == 0:
-                    both = tl.load(scale_at + p * SCALES + f * SETS // 4 * 8)
-                if f % 2 == 0 or SETS == 4:
-                    scale = unpack_half(both, 0 if SETS else f // 2)
-                    if SETS > 0:  # the value of code 8 or 128: rounding it loses less than rounding the minimum
-                        middle = unpack_half(both, 1) + (8 * scale if BITS == 4 else 0)
-                        middle = middle.to(DTYPE)[:, None]
-                    scale = scale.to(DTYPE)[:, None]
-                at = p * 64 + 16 * f
-                if WHOLE:
-                    v = tl.load(values + at)
-                else:
-                    v = tl.load(values + at, mask=(at + k < width)[:, None], other=0.0)
-                weight = decode_halves(w, f % 2 if BITS == 8 else f, BITS, DTYPE, ASM) * scale
-                if SETS > 0:
-                    weight += middle
-                acc = tl.dot(weight, v, acc)
+    end = tl.minimum(first + steps * PAIRS, num_pairs)
+    acc = sum_ints(
+        place, scale_at, values, first, end, width, BITS, SETS, OUTPUTS, ROWS, PAIRS, STAGES, WHOLE, ASM, DTYPE
+    )
     line = (tl.program_id(1).to(tl.int64) * num_rows + r)[None, :] * num_out
     tl.store(
         sums + line + n[:, None], acc.to(sums.dtype.element_ty), mask=(n < num_out)[:, None] & (r < num_rows)[None, :]

@@ -125,6 +125,57 @@ def decode_halves(w, f: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, A
     return y
 
 
+@triton.jit
+def sum_ints(
+    place,
+    scale_at,
+    values,
+    first,
+    end,
+    width,
+    BITS: tl.constexpr,
+    SETS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ASM: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Return the products [OUTPUTS, ROWS] of weights and values[16, ROWS] over the pairs first … end - 1, PAIRS at a
+    time. Weights are dequantized in the registers that feed the tensor cores, 16 inputs at a time."""
+    k = tl.arange(0, 16)
+    SCALES: tl.constexpr = 8 * SETS if SETS else 8  # words of a pair
+    acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in tl.range(first, end, PAIRS, num_stages=STAGES):
+        for i in tl.static_range(PAIRS):
+            p = start + i
+            w = tl.load(place + p * (32 * BITS))
+            both = tl.load(scale_at + p * SCALES)
+            for f in tl.static_range(4):
+                if f == 2 and BITS == 8:
+                    w = tl.load(place + p * (32 * BITS) + 16)
+                if SETS > 0 and f > 0 and f % (4 // SETS) == 0:
+                    both = tl.load(scale_at + p * SCALES + f * SETS // 4 * 8)
+                if f % 2 == 0 or SETS == 4:
+                    scale = unpack_half(both, 0 if SETS else f // 2)
+                    if SETS > 0:  # the value of code 8 or 128: rounding it loses less than rounding the minimum
+                        middle = unpack_half(both, 1) + (8 * scale if BITS == 4 else 0)
+                        middle = middle.to(DTYPE)[:, None]
+                    scale = scale.to(DTYPE)[:, None]
+                at = p * 64 + 16 * f
+                if WHOLE:
+                    v = tl.load(values + at)
+                else:
+                    v = tl.load(values + at, mask=(at + k < width)[:, None], other=0.0)
+                weight = decode_halves(w, f % 2 if BITS == 8 else f, BITS, DTYPE, ASM) * scale
+                if SETS > 0:
+                    weight += middle
+                acc = tl.dot(weight, v, acc, input_precision="ieee")
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _dequantize_rows(
     ids,

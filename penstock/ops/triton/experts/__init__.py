@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, products with the chosen matrices, and their sums, all without asking the host."""

@@ -1,0 +1,113 @@
+"""Grouped products with integer codes, always in tiles of sorted rows."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.experts.grouped_product import grouped_int_product
+from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
+from penstock.ops.matmul.int_product import PAIR, bits_of, sets_of
+from penstock.ops.triton.elementwise import activate
+from penstock.ops.triton.experts.grouped_product import RowsArgs, read_rows
+from penstock.ops.triton.experts.sort import sort_pairs
+from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.matmul.int_rows import sum_ints
+from penstock.ops.triton.sizes import cdiv
+from penstock.ops.triton.tuning import INT_STAGES, INT_TILE_ROWS, int_tile_shape
+
+
+@triton.jit
+def _grouped_int_gemm(
+    rows,
+    halves,
+    scales,
+    bias,
+    order,
+    tiles,
+    out,
+    num_out,
+    num_pairs,
+    width,
+    BITS: tl.constexpr,
+    SETS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """OUTPUTS outputs of one matrix by a tile of its rows."""
+    wait_for_previous(PDL)
+    tile = tiles + 3 * tl.program_id(1)
+    matrix, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    if count > 0:
+        n, r, k = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS), tl.arange(0, 16)
+        line = tl.maximum(matrix, 0).to(tl.int64) * num_out + tl.minimum(n, num_out - 1)
+        pair = tl.load(order + first + tl.minimum(r, count - 1))
+        SCALES: tl.constexpr = 8 * SETS if SETS else 8  # words of a pair of groups
+        sums = sum_ints(
+            halves + ((line // 8 * num_pairs * 8 + line % 8) * (4 * BITS))[:, None] + k[None, :],
+            scales + line // 8 * num_pairs * SCALES + line % 8,
+            rows.x + (pair // rows.num_shared).to(tl.int64)[None, :] * rows.row + k[:, None],
+            0,
+            num_pairs,
+            width,
+            BITS,
+            SETS,
+            OUTPUTS,
+            ROWS,
+            PAIRS,
+            STAGES,
+            WHOLE,
+            ASM,
+            rows.x.dtype.element_ty,
+        )
+        if bias is not None:
+            sums += tl.load(bias + line).to(tl.float32)[:, None]
+        sums = tl.where(matrix < 0, 0.0, sums)
+        place = out + pair.to(tl.int64)[None, :] * num_out + n[:, None]
+        tl.store(place, sums.to(out.dtype.element_ty), mask=(n < num_out)[:, None] & (r < count)[None, :])
+
+
+@grouped_int_product.impl("cuda", exact=False)
+def _body(
+    x: Tensor, words: Tensor, scales: Tensor, ids: Tensor, num_matrices: int, epilogue: Epilogue = NO_EPILOGUE
+) -> Tensor:
+    (num_tokens, num_chosen), (panels, num_pairs, panel, _), width = ids.shape, words.shape, x.shape[-1]
+    num_out = panels * panel // num_matrices
+    sums = torch.empty((num_tokens, num_chosen, num_out), dtype=x.dtype, device=x.device)
+    if sums.numel():
+        each = min(INT_TILE_ROWS[-1], cdiv(ids.numel(), num_matrices))
+        outputs, num_rows, pairs, num_warps, _ = int_tile_shape(each, num_out, num_pairs)
+        order, tiles = sort_pairs(ids.contiguous(), num_matrices, num_rows)
+        values, num_shared = read_rows(x, ids)
+        _grouped_int_gemm[(cdiv(num_out, outputs), len(tiles))](
+            RowsArgs(values, values.stride(0), num_shared, None),
+            words.view(torch.int16),
+            scales.view(torch.int32),
+            epilogue.bias,
+            order,
+            tiles,
+            sums,
+            num_out,
+            num_pairs,
+            width,
+            bits_of(words),
+            sets_of(scales),
+            outputs,
+            num_rows,
+            pairs,
+            INT_STAGES,
+            width % PAIR == 0,
+            x.itemsize == 2 and not triton.knobs.runtime.interpret,
+            num_warps=num_warps,
+            **pdl_options(x),
+        )
+    if epilogue.activation is None:
+        return sums
+    return activate(sums.flatten(0, 1), epilogue.activation, epilogue.gated).view(num_tokens, num_chosen, -1)
