@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.host.machine import free_memory_bytes
 from penstock.models import reading
-from penstock.models.cut import Cuts
+from penstock.models.cut import Cut, Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.quantized.checkpoint import round_floats
@@ -162,6 +162,16 @@ class Options:
             return None
         return "int8" if name.startswith(OUTER) else self.quantization
 
+    def require_whole_groups(self, name: str, cut: Cut | None) -> None:
+        """A rank's columns must be quantized as they would be in the whole matrix."""
+        if cut is None or cut.columns is None or self.find_kind(name, MIN_QUANTIZED_WIDTH) is None:
+            return
+        if cut.columns.start % GROUP or cut.columns.stop % GROUP:
+            raise InvalidConfig(
+                f"quantization={self.quantization} rounds {GROUP} inputs together, which ranks with "
+                f"{len(cut.columns)} inputs cut apart: cut the model by outputs, or use fewer ranks"
+            )
+
 
 def storage(
     ops: OpTable,
@@ -173,6 +183,9 @@ def storage(
 ) -> Hold:
     """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense."""
 
+    def find_cut(name: str) -> Cut | None:
+        return cuts.parameters.get(name) if cuts else None
+
     def count_matrices(name: str) -> int:
         return cuts.num_matrices.get(name, 1) if cuts else sources[name][0].num_matrices
 
@@ -183,7 +196,7 @@ def storage(
         num_matrices = count_matrices(name)
         if not recodes and (options.on_gpu or options.dtype is not None):
             return None
-        stored = read_cut_blocks(checkpoint, sources[name], cuts.parameters.get(name) if cuts else None)
+        stored = read_cut_blocks(checkpoint, sources[name], find_cut(name))
         if not stored:
             return None
         if recodes:
@@ -195,17 +208,6 @@ def storage(
         x_bits = options.x_bits(name)
         return pack_in_order(ops, stored, bias, lambda run, bias: Packed.from_stored(ops, run, bias, x_bits))
 
-    def require_whole_groups(name: str) -> None:
-        """A rank's columns must be quantized as they would be in the whole matrix."""
-        cut = cuts.parameters.get(name) if cuts else None
-        if cut is None or cut.columns is None or options.find_kind(name, MIN_QUANTIZED_WIDTH) is None:
-            return
-        if cut.columns.start % GROUP or cut.columns.stop % GROUP:
-            raise InvalidConfig(
-                f"quantization={options.quantization} rounds {GROUP} inputs together, which ranks with "
-                f"{len(cut.columns)} inputs cut apart: cut the model by outputs, or use fewer ranks"
-            )
-
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = store(name, bias)
         if options.spills_to is not None and count_matrices(name) > 1:
@@ -216,7 +218,7 @@ def storage(
         scheme = pack_blocks(name, bias)
         if scheme is not None:
             return scheme
-        require_whole_groups(name)
+        options.require_whole_groups(name, find_cut(name))
         weight = take(name)
         if (kind := options.find_kind(name, weight.shape[1])) is not None:
             if options.on_gpu:

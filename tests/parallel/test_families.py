@@ -31,6 +31,8 @@ FEW = [
     ("Qwen2MoeForCausalLM", 0, 4, True),
     ("DeepseekV2ForCausalLM", 0, 2, False),
     ("DeepseekV3ForCausalLM", 0, 4, True),
+    ("Llama4ForCausalLM", 0, 2, False),  # tempered queries, tokens weighed before their experts
+    ("Llama4ForCausalLM", 0, 2, True),
     ("Mamba2ForCausalLM", 0, 2, False),
     ("Mamba2ForCausalLM", 1, 4, False),
 ]
