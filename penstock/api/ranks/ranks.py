@@ -86,7 +86,7 @@ class Ranks:
         return make_tasks(self.config, str(self._path), 0, self.host, port, credentials)
 
     def gather(self, described: Mapping[str, Any], checkpoint: Checkpoint | None, kv_dtype: str) -> int:
-        """Start the other ranks, or wait for them, and require that they are as this one is; returns the free memory."""
+        """Start or await the other ranks, and require that they are as this one is; returns the free memory."""
         wait_s = find_patience(self.config)
         self.crew.gather(identify(self.config, described, checkpoint), wait_s)
         return self._find_memory(kv_dtype)
