@@ -19,7 +19,7 @@ from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
 from penstock.api.engine.load import META, Progress, load_weights
-from penstock.api.engine.start import Origin, make_memory, start_engine
+from penstock.api.engine.start import EngineOrigin, make_memory, start_engine
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
@@ -114,11 +114,9 @@ def assemble(
             ahead = _compile_ahead(spec, described, config, offline, num_replicas)
             resolve_for = partial(_resolve_settings, described=described, config=config, offline=offline)
             spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, num_replicas=num_replicas)
-            ranks = _make_ranks(config, path, spec)
+            ranks = _make_ranks(config, path, spec, on_failure)
             if ranks is not None:
-                on_failure.callback(ranks.close)
-                ranks.gather(described, checkpoint)
-                room = ranks.find_memory(settings.kv_cache_dtype)
+                room = ranks.gather(described, checkpoint, settings.kv_cache_dtype)
                 spec, settings = resolve_for(spec, gpu=None, num_replicas=num_replicas, room=room)
                 ranks.set_up(spec, settings)
             settings = _tell_idle(settings, config, checkpoint, spec)
@@ -138,8 +136,7 @@ def assemble(
         made = tokenizer.result() if tokenizer else None
         grammars = make_grammars(path, config, made)
         others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
-        origin = Origin(path, ranks)
-        engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, origin)
+        engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, EngineOrigin(path, ranks))
         on_failure.pop_all()
     num_bytes = checkpoint.num_bytes if checkpoint else 0
     return Assembly(
@@ -147,13 +144,15 @@ def assemble(
     )
 
 
-def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec) -> Ranks | None:
+def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec, on_failure: ExitStack) -> Ranks | None:
     """Make the other ranks of a model; None if there is one rank only."""
     if count_ranks(config) == 1:
         return None
     from penstock.api.ranks.ranks import Ranks
 
-    return Ranks(config, path, spec)
+    ranks = Ranks(config, path, spec)
+    on_failure.callback(ranks.close)
+    return ranks
 
 
 def watch_ranks(executor: Executor, on_loss: Callable[[PenstockError], None]) -> None:

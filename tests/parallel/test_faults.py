@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -76,9 +77,9 @@ def test_killed_engine_leaves_no_rank(staged: RunningServer) -> None:
 
 def test_lost_rank_ends_a_script_clearly(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tiny_model(tmp_path_factory.mktemp("lost"), "LlamaForCausalLM")
-    others = set(ranks_of(os.getpid()))  # of the module's server
     with tiny_llm(model, pipeline_parallel_size=2) as llm:
-        (rank,) = set(ranks_of(os.getpid())) - others
+        executor: Any = llm.service.engine.executor
+        rank = executor.crew.hellos[1].pid
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(RankLost, match=rf"rank 1 \(process {rank} on .*\) is lost"):
             for _ in range(100):

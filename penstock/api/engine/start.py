@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
+class EngineOrigin:
     """The model's files, after which the store of blocks names them, and its other ranks. Without files there is no
     store."""
 
@@ -65,7 +65,7 @@ def start_engine(
     others: Sequence[Drafter] = (),
     draft: DraftPart | None = None,
     loras: LoraTable | None = None,
-    origin: Origin = Origin(),  # noqa: B008
+    origin: EngineOrigin = EngineOrigin(),  # noqa: B008
 ) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner. With other ranks, `model` is
     rank 0's share."""
@@ -101,7 +101,7 @@ def start_engine(
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         if ranks is not None:
-            scheduler.plan_batches(ranks.layout.num_stages)
+            scheduler.num_batches = ranks.layout.num_stages
             return Engine(scheduler, ranks.join(on_cpu), overlap=ranks.layout.num_stages - 1)
         return Engine(scheduler, on_cpu)
     runner = _gpu_runner(model, memory, settings, grammars, drafters, store)

@@ -40,10 +40,10 @@ from penstock.runner.ranks.follower import ORPHANED, Follower, Pulses, is_later
 from penstock.runner.ranks.link import Credentials, LinkClosed, Listener, RankLink, connect
 from penstock.runner.ranks.messages import (
     Hello,
+    HiddenFlow,
     Lost,
     RankRefused,
     Setup,
-    Upstream,
     decode_from_rank,
     decode_to_rank,
     encode,
@@ -146,7 +146,7 @@ def _join(
     """Connect with the stages after and before."""
     inlet = outlet = None
     if onward is not None:
-        onward.send(encode(Upstream(task.rank)))
+        onward.send(encode(HiddenFlow(task.rank)))
         outlet = Outlet(onward)
     if is_later(runner):
         inlet = Inlet(_await_upstream(listener, task.rank + task.layout.num_shards))
@@ -161,7 +161,7 @@ def _await_upstream(listener: Listener, rank: int) -> RankLink:
         if link is None:
             continue
         flow = decode_from_rank(link.receive(PULSE_S))
-        if isinstance(flow, Upstream) and flow.rank == rank:
+        if isinstance(flow, HiddenFlow) and flow.rank == rank:
             return link
         link.close()
 

@@ -85,12 +85,13 @@ class Ranks:
     def _make_tasks(self, credentials: Credentials | None, port: int) -> Sequence[RankTask]:
         return make_tasks(self.config, str(self._path), 0, self.host, port, credentials)
 
-    def gather(self, described: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
-        """Start the other ranks, or wait for them, and require that they are as this one is."""
+    def gather(self, described: Mapping[str, Any], checkpoint: Checkpoint | None, kv_dtype: str) -> int:
+        """Start or await the other ranks, and require that they are as this one is; returns the free memory."""
         wait_s = find_patience(self.config)
         self.crew.gather(identify(self.config, described, checkpoint), wait_s)
+        return self._find_memory(kv_dtype)
 
-    def find_memory(self, kv_dtype: str) -> int:
+    def _find_memory(self, kv_dtype: str) -> int:
         """Return the free memory of one machine that would have as much room for a cache as the smallest machine has,
         which keeps its stages' part of it."""
         own = [count_state(share, kv_dtype) for share in self._shares]

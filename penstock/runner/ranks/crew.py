@@ -18,6 +18,7 @@ from penstock.runner.ranks.link import LinkClosed, Listener, RankLink
 from penstock.runner.ranks.messages import (
     End,
     Hello,
+    HiddenFlow,
     Identity,
     Lost,
     Pulse,
@@ -26,7 +27,6 @@ from penstock.runner.ranks.messages import (
     Setup,
     Told,
     ToRank,
-    Upstream,
     decode_from_rank,
     encode,
     require_equal,
@@ -101,7 +101,7 @@ class Crew:
             return
         try:
             hello = decode_from_rank(link.receive(GREETED_S))
-            if isinstance(hello, Upstream):
+            if isinstance(hello, HiddenFlow):
                 self._flow = link
                 return
             if not isinstance(hello, Hello) or not 0 < hello.rank < self.layout.num_ranks:

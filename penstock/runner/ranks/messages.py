@@ -86,14 +86,14 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-class Upstream(msgspec.Struct, frozen=True, tag=True):
+class HiddenFlow(msgspec.Struct, frozen=True, tag=True):
     """The first message of a connection that carries hidden states."""
 
     rank: int  # whose they are
 
 
 ToRank = Setup | RankRefused | Compute | Tell | Pulse | End
-FromRank = Hello | RankReady | Told | Lost | Pulse | Upstream
+FromRank = Hello | RankReady | Told | Lost | Pulse | HiddenFlow
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
