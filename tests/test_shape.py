@@ -136,6 +136,11 @@ ADDED_FLAGS: dict[str, str] = {
         for flag in ("url", "api-key", "once", "json")
     },
     **{
+        f"serve --kv-offloading-{name}": "how much memory and disk old prefixes may fill, and where, is the operator's"
+        for name in ("size", "path", "disk-size")
+    },
+    "serve --role": "which engines compute prompts and which answer depends on the load that is expected",
+    **{
         f"{command} --{flag}": "a model may take several processes wherever it takes one, and these are vLLM's flags"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "plan", "run", "run-batch", "serve")
         for flag in """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +20,7 @@ from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_s
 from penstock.api.engine.load import META, Progress, load_weights
 from penstock.api.engine.start import EngineOrigin, make_memory, start_engine
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
-from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
+from penstock.api.model_files import call_aside, find_model, load_in_sandbox, make_grammars
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from penstock.runner.compile.ahead import AheadCompiler
     from penstock.runner.cuda.decode_graphs import DecodeGraphs
 
-Made = TypeVar("Made")
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +123,7 @@ def assemble(
             applied = list_static(
                 settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
             )
-            tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
+            tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
             loras = LoraTable(own, settings.max_loras) if settings.enable_lora else None
@@ -250,7 +248,7 @@ def _compile_ahead(
     driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
     if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
         return None
-    glimpse = _aside(gpu.read_driver, driver)
+    glimpse = call_aside(gpu.read_driver, driver)
     try:
         # This imports Triton, which takes as long as starting the driver.
         from penstock.runner.compile.ahead import start_compiling
@@ -282,7 +280,7 @@ def _compile_ahead(
             )
         )
         begun = start_compiling(partial(outline, spec, settings, seen.num_sms), wanted, seen, cpu.available_cores())
-        _aside(hash_compiler)
+        call_aside(hash_compiler)
         return begun
     except Exception as error:
         _log.debug("kernels are not compiled ahead: %r", error)
@@ -299,11 +297,3 @@ def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
     seqs, memory = settings.max_num_seqs, make_memory(1, grouping, settings, META)
     with torch.inference_mode():
         return make_decode_graphs(model, memory, seqs, num_sms, True, settings.deterministic)
-
-
-def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
-    """Begin a call in a thread of its own: kernels that pack weights leave Python to it."""
-    thread = ThreadPoolExecutor(1)
-    begun = thread.submit(function, *values)
-    thread.shutdown(wait=False)
-    return begun

@@ -206,7 +206,10 @@ class EngineConfig:
     max_loras: int = option(8, "different adapters, or sums of some, in one step", least=1, most=1024)
     max_lora_rank: int = option(16, "largest rank of an adapter", least=1, most=4096)
     max_cpu_loras: int | None = option(
-        None, "adapters in memory; others are read from disk when needed (default: max_loras)", least=1, most=65536
+        None,
+        "adapters in memory; others are read from disk when needed (default: an eighth of the free memory)",
+        least=1,
+        most=65536,
     )
     tensor_parallel_size: int = option(
         1, "tensor-parallel ranks: processes that have a share of each matrix", least=1, most=64

@@ -23,6 +23,7 @@ CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 INT_LOADING = GIB  # to quantize to integers
+LORA_SHARE = 8  # of the free memory, one part for adapters
 AUTO_KV_DTYPE = "float16"
 
 
@@ -89,10 +90,10 @@ class Resolved(EngineConfig):
     max_num_batched_tokens: int
     kv_cache_tokens: int
     threads: int
-    max_cpu_loras: int
     settings: tuple[Setting, ...]
     caps_prompts: bool = False  # beside decode rows, by measured step costs
     keeps_packed: bool = False  # quantized matrices stay as the checkpoint codes them
+    lora_bytes: int = 0  # of memory for adapters, where max_cpu_loras is None
 
     def __post_init__(self) -> None:
         """The options were checked as the user gave them."""
@@ -274,13 +275,20 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     return reason
 
 
-def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
+def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
     if config.enable_lora and gpu is not None:
         raise InvalidConfig(
             f"enable_lora=True needs a CPU, and this is {gpu.name}: set device=cpu, or merge the adapter into the "
             "model (penstock merge)"
         )
-    return {} if config.max_cpu_loras else {"max_cpu_loras": (config.max_loras, "as many as in one step")}
+    if not config.enable_lora or config.max_cpu_loras:
+        return {}
+    room = f"as many as fit in {_lora_bytes(facts) / GIB:.2g} GiB, an eighth of the free memory"
+    return {"max_cpu_loras": (None, room)}
+
+
+def _lora_bytes(facts: Facts) -> int:
+    return facts.free_memory_bytes // LORA_SHARE
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
@@ -331,7 +339,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)
-    derived |= aims | _loras(config, gpu)
+    derived |= aims | _loras(config, facts, gpu)
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}
@@ -342,7 +350,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(**values, settings=settings, caps_prompts=caps_prompts)
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=_lora_bytes(facts))
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:

@@ -92,7 +92,7 @@ def start_engine(
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
     if loras is not None:
-        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
+        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras, settings.lora_bytes)
         if offloading is not None:
             offloading.names.find_adapters = scheduler.roster.loras.memory.describe
     if settings.device == "cpu":

@@ -25,7 +25,15 @@ from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.cpu.trees import has_trees, move_paths
 from penstock.runner.memory import BlockMemory
-from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs, add_sampled, make_embedding
+from penstock.runner.rows import (
+    RunningRow,
+    RunningRows,
+    add_prompt_logprobs,
+    add_sampled,
+    find_wanted,
+    list_owners,
+    make_embedding,
+)
 from penstock.runner.step import ends_of
 from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.transfer import transfer
@@ -145,7 +153,7 @@ class Runner:
         assert isinstance(model, Decoder)
         if not isinstance(model.head, Head):
             return self._prepare(model, plan, rows, [])()
-        ends, at = _find_wanted(plan)
+        ends, at = find_wanted(plan)
         computed = self._prepare(model, plan, rows, at)()
         for row, end in zip(plan.rows, ends):
             if row.prompt_logprobs:
@@ -177,7 +185,7 @@ class Runner:
         rows = [self.rows[row.row] for row in plan.rows]
         if self.drafter is not None:
             self.drafter.follow(plan, rows)
-        ends, at = _find_wanted(plan)
+        ends, at = find_wanted(plan)
         compute = self._prepare(model, plan, rows, at)
         begin = time.perf_counter()
         computed = compute()
@@ -219,7 +227,7 @@ class Runner:
             return partial(self.tapes.run, shape, partial(self._forward, model, buffers, shape))
         reads_all = not isinstance(model.head, Head) or self.drafter is not None and self.drafter.reads_hidden
         reads_all = reads_all or any(row.prompt_logprobs for row in plan.rows)
-        return partial(self._forward, model, buffers, shape, None if reads_all else _owners(plan))
+        return partial(self._forward, model, buffers, shape, None if reads_all else list_owners(plan))
 
     def make_buffers(self, num_tokens: int, num_sequences: int, longest: int) -> Buffers:
         return Buffers(num_tokens, num_sequences, self.memory.grouping.groups, longest, self.memory.block_size)
@@ -283,21 +291,3 @@ def use_torch() -> Iterator[None]:
     """Guard code in which torch computes or makes tensors. Replayed steps do without it."""
     with torch.inference_mode(), cpu.limit_torch():
         yield
-
-
-def _find_wanted(plan: Plan) -> tuple[list[int], list[int]]:
-    """Find where each row's tokens end in the step, and the tokens whose logits are wanted, drafts included."""
-    ends: list[int] = []
-    at: list[int] = []
-    end = 0
-    for row in plan.rows:
-        end += row.count
-        ends.append(end)
-        if row.output is Output.SAMPLE:
-            at += range(end - 1 - len(row.draft), end)
-    return ends, at
-
-
-def _owners(plan: Plan) -> list[int]:
-    """For each wanted row of logits, its sequence's index."""
-    return [s for s, row in enumerate(plan.rows) if row.output is Output.SAMPLE for _ in range(1 + len(row.draft))]
