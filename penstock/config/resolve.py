@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
+from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
@@ -63,6 +64,7 @@ class Facts:
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
+    num_layers: int = 1
     num_replicas: int = 1  # engines that share the machine
 
     @property
@@ -182,6 +184,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         raise InvalidConfig(f"device=cuda needs {facts.gpu.lacks}, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
+    if count_ranks(config) > 1:
+        return "cpu", ON_CPUS
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
     if facts.gpu.lacks:
@@ -289,6 +293,7 @@ def _lora_bytes(facts: Facts) -> int:
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
     for name in ("kv_cache_dtype", "quantization"):
@@ -322,8 +327,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             if facts.whole_prompts
             else (least, reason)
         )
-    if config.threads is None:
-        derived["threads"] = facts.num_threads, f"the cores this process may use{_name_replicas(facts)}"
+    derived |= ranks
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (
             (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")

@@ -100,14 +100,22 @@ class BlockMemory:
 
     def read(self, blocks: Sequence[int]) -> bytes:
         """Copy blocks to the host, one after the other, after all steps that were started."""
-        return self.blocks[list(blocks)].cpu().numpy().tobytes()
+        if not self.blocks.is_cpu:
+            return self.blocks[list(blocks)].cpu().numpy().tobytes()
+        rows = self.blocks.numpy()
+        return b"".join(rows[block].tobytes() for block in blocks)
 
     def write(self, blocks: Sequence[int], data: bytes) -> bool:
         """Fill blocks with what `read` returned; False if it is not of their size."""
         if len(data) != len(blocks) * self.block_bytes:
             return False
-        whole = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).view(len(blocks), self.block_bytes)
-        self.blocks[list(blocks)] = whole.to(self.blocks.device)
+        whole = np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), self.block_bytes)
+        if not self.blocks.is_cpu:
+            self.blocks[list(blocks)] = torch.from_numpy(whole.copy()).pin_memory().to(self.blocks.device)
+            return True
+        rows = self.blocks.numpy()
+        for block, row in zip(blocks, whole):
+            rows[block] = row
         return True
 
 
