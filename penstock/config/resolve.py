@@ -279,8 +279,21 @@ def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, s
     return {} if config.max_cpu_loras else {"max_cpu_loras": (config.max_loras, "as many as in one step")}
 
 
+def _require_memory(config: EngineConfig, facts: Facts) -> None:
+    """Refuse a store of blocks that is larger than the free memory."""
+    wanted = config.kv_offloading_size * facts.num_replicas
+    if wanted * GIB > facts.free_memory_bytes:
+        engines = f" for each of {facts.num_replicas} engines" if facts.num_replicas > 1 else ""
+        free = f"{facts.free_memory_bytes / GIB:.1f} GiB"
+        raise InvalidConfig(
+            f"kv_offloading_size={config.kv_offloading_size:g}{engines} is over the {free} that are free: lower it, or "
+            "keep blocks in files with kv_offloading_path"
+        )
+
+
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    _require_memory(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
     for name in ("kv_cache_dtype", "quantization"):
