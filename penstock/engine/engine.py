@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.engine.executor import (
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.errors import RankLost
 from penstock.types import Delta, Request
 
 
@@ -195,8 +197,9 @@ class Engine:
         }
 
     def close(self) -> None:
-        self.save(everything=True)
-        for _, ticket in self._started:
-            ticket.result()
+        with suppress(RankLost):  # whoever waited for it was told
+            self.save(everything=True)
+            for _, ticket in self._started:
+                ticket.result()
         self._started.clear()
         self.executor.close()

@@ -32,7 +32,7 @@ PADDING = (-1, 0)  # a move of nothing
 CPU = torch.device("cpu")
 
 
-def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
+def allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Allocate bytes; on a CPU as huge pages if possible, which are touched on first use."""
     if device.type != "cpu":
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -59,7 +59,7 @@ class BlockMemory:
         try:
             # Padding rows of a GPU's steps have slot -1: the last block is theirs.
             count = num_blocks if device.type == "cpu" else num_blocks + 1
-            self.blocks = _allocate(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
+            self.blocks = allocate(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
         except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:  # sizes past 64 bits too
             size = num_blocks * grouping.block_bytes / 2**30
             raise InvalidConfig(f"cannot allocate a KV cache of {size:.1f} GiB: lower kv_cache_tokens") from error

@@ -40,6 +40,7 @@ def load() -> dict[str, object]:
         ints,
         large,
         memory,
+        meshes,
         operations,
         processors,
         roads,
