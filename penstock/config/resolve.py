@@ -291,14 +291,32 @@ def _lora_bytes(facts: Facts) -> int:
     return facts.free_memory_bytes // LORA_SHARE
 
 
+def _require_cpu_formats(config: EngineConfig, why: str) -> None:
+    for name in ("kv_cache_dtype", "quantization"):
+        if getattr(config, name) == "fp8":
+            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({why}): set int8, or leave it out")
+
+
+def _require_memory(config: EngineConfig, facts: Facts) -> None:
+    """Refuse a store of blocks that is larger than the free memory."""
+    wanted = config.kv_offloading_size * facts.num_replicas
+    if wanted * GIB > facts.free_memory_bytes:
+        engines = f" for each of {facts.num_replicas} engines" if facts.num_replicas > 1 else ""
+        free = f"{facts.free_memory_bytes / GIB:.1f} GiB"
+        raise InvalidConfig(
+            f"kv_offloading_size={config.kv_offloading_size:g}{engines} is over the {free} that are free: lower it, or "
+            "keep blocks in files with kv_offloading_path"
+        )
+
+
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
-    for name in ("kv_cache_dtype", "quantization"):
-        if gpu is None and getattr(config, name) == "fp8":
-            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({device[1]}): set int8, or leave it out")
+    if gpu is None:
+        _require_cpu_formats(config, device[1])
+    _require_memory(config, facts)
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
     if config.max_num_seqs is None:
