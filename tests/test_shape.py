@@ -147,13 +147,9 @@ ADDED_FLAGS: dict[str, str] = {
             tensor-parallel-size pipeline-parallel-size enable-expert-parallel distributed-executor-backend
         """.split()
         if (command, flag) != ("plan", "distributed-executor-backend")
+        and not (command == "serve" and flag in ("enable-expert-parallel", "distributed-executor-backend"))
     },
-    **{
-        f"serve --{flag}": "which machine is which, and what they prove to each other, nobody but the operator knows"
-        for flag in """
-            nnodes node-rank master-addr master-port distributed-secret-file
-        """.split()
-    },
+    "serve --nnodes": "how many machines share a model nobody but the operator knows",
     **{
         f"info --{flag}": "what each rank will hold is shown before anything is loaded"
         for flag in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel")

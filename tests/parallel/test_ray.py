@@ -76,14 +76,3 @@ def test_lost_node_loses_no_token(cluster: Any, talker: str) -> None:
         print(lost)
         assert any("requests continue" in line and not line.endswith(" 0 requests continue") for line in server.log)
     cluster.remove_node(nodes[1])
-
-
-@pytest.mark.slow
-def test_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    pytest.importorskip("ray")
-    model = tiny_model(tmp_path_factory.mktemp("none"), "LlamaForCausalLM")
-    options: dict[str, Any] = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    with pytest.raises(InvalidConfig, match="no Ray cluster answers"):
-        tiny_llm(model, **options)

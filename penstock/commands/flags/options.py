@@ -36,16 +36,19 @@ ALIASES = {  # vLLM's short flags
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
 STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
-MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file")
-RARE = ("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement")  # in no help
-RANKS = (*("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),)
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE, *MACHINES)  # engine options of `serve` alone, and in its help
+MACHINES = (  # in `serve --help` by --nnodes alone, which docs/parallel.md explains
+    *("node_rank", "master_addr", "master_port", "distributed_secret_file", "ray_placement"),
+    *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca"),
+)
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+RANKS = (*SIZES, "enable_expert_parallel", "distributed_executor_backend")
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE, "nnodes")  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
     """Add a flag for every engine option but those of servers. The command gets those the user set as
     `options: dict[str, Any]`."""
-    return config_options(EngineConfig, "options", *left_out, *SERVING, *RARE)
+    return config_options(EngineConfig, "options", *left_out, *SERVING, *MACHINES)
 
 
 def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Run], Run]:
@@ -98,7 +101,7 @@ def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
     is_engine = config is EngineConfig
     return [
-        _flag(option, kinds[option.name], hidden and option.name not in (*SERVING, *RANKS), is_engine)
+        _flag(option, kinds[option.name], hidden and option.name not in (*SERVING, *SIZES), is_engine)
         for option in fields(config)
     ]
 
