@@ -130,6 +130,9 @@ class Build:
         scheme: Any = self.matrix(name)
         return layers.Stack(scheme, num_matrices)
 
+    def heads(self, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
+        return hold_heads(self.ops, weights)
+
     def optional(self, name: str, norm: Norm | None) -> layers.Norm | None:
         return None if norm is None else norm.build(self, name)
 
@@ -190,6 +193,11 @@ class Build:
 def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
     """Store a matrix in full precision, as the weight's device reads it best."""
     return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)
+
+
+def hold_heads(ops: OpTable, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
+    """Store a matrix for each head [H, O, C] as the weights' device reads them best."""
+    return layers.HeadLinear(ops, weights) if weights.is_cpu else layers.HeadProduct(ops, weights)
 
 
 def store_fp8(block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:

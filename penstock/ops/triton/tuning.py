@@ -78,6 +78,11 @@ EXACT_SPLIT_POSITIONS = 256
 MIN_EXACT_ATTENTION_PROGRAMS = 264  # with fewer, KV splits run side by side
 MAX_EXACT_SPLIT_BYTES = 1 << 28  # of their partial results
 
+# Attention over latents: estimated 2026-11-19, not measured yet; decision 0050.
+# Queries times heads, where a program may use much shared memory and where not; sums of 512 values of each of 64 take
+# half of an SM's registers.
+LATENT_TILE_ROWS, SMALL_LATENT_TILE_ROWS = 64, 32
+
 # Sampling: 2026-11-15, vocabularies of 128256 and 151936.
 SAMPLING_BLOCK = 512  # values of a candidate list read at once
 SAMPLING_PARTS = 4  # maxima kept per tile of the vocabulary
@@ -225,6 +230,16 @@ def decode_read_shape(
     if num_sequences > MAX_WIDE_READ_ROWS and cache_dtype.itemsize == 1:
         return DecodeRead(128, 2, 2)
     return DecodeRead(128 if MIN_WIDE_READ_ROWS <= num_sequences <= MAX_WIDE_READ_ROWS else 64, 2)
+
+
+def latent_read_shape(num_rows: int, itemsize: int, is_hopper: bool, has_large_smem: bool) -> DecodeRead:
+    """Return the reads of attention over latents, whose queries lie in shared memory: only Hopper's has room for two
+    stages of many. 2026-11-19, not measured yet."""
+    if itemsize == 4:
+        return DecodeRead(16, 1, 4)
+    if num_rows > 32:
+        return DecodeRead(32, 2 if is_hopper else 1, 8)
+    return DecodeRead(64 if has_large_smem else 32, 2 if has_large_smem else 1, 4)
 
 
 def tile_options(head_block: int, dtype: torch.dtype, has_large_smem: bool) -> dict[str, Any]:
