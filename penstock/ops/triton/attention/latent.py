@@ -20,6 +20,7 @@ from penstock.ops.triton.attention.attend import (
     init_softmax,
     make_splits,
     make_work,
+    store_split,
     update_softmax,
 )
 from penstock.ops.triton.attention.attention import merge_splits
@@ -39,8 +40,7 @@ class LatentStep(NamedTuple):
     query_start: Any
     lengths: Any
     tiles: Any  # [n, 2], a sequence and its first query; None: each sequence has one query
-    cache_block: int  # strides
-    table_row: int
+    cache_block: int  # a stride
 
 
 class LatentTile(NamedTuple):
@@ -168,12 +168,13 @@ def attend_latents(
     return top, total, sums
 
 
-@triton.jit(do_not_specialize=["num_kv_splits"])
+@triton.jit(do_not_specialize=["num_kv_splits", "table_row"])
 def _latent_attention(
     step,
     out,
     splits,
     scale,
+    table_row,
     num_kv_splits,
     num_heads,
     P: tl.constexpr,
@@ -204,7 +205,7 @@ def _latent_attention(
             sums,
             start,
             end,
-            step.table + s * step.table_row,
+            step.table + s * table_row,
             step,
             position,
             scale,
@@ -223,9 +224,7 @@ def _latent_attention(
         tl.store(out + row[:, None] * RANK + d[None, :], y.to(out.dtype.element_ty), mask=inside)
     else:
         at = (s * num_kv_splits + split) * num_heads + row - s * num_heads
-        tl.store(splits.tops + 2 * at, top, mask=there)
-        tl.store(splits.tops + 2 * at + 1, total, mask=there)
-        tl.store(splits.sums + at[:, None] * RANK + d[None, :], sums, mask=inside)
+        store_split(splits, at, there, inside, top, total, sums, RANK, BLOCK)
 
 
 def find_tile(num_heads: int, device: torch.device) -> LatentTile:
@@ -269,14 +268,16 @@ def _body(
     num_heads, shape = q.shape[1], latent_shape(q, q_rope, cache)
     work = make_work(query_start, tile_tokens(num_heads, q.device)) if work is None else work
     single = work.find_lengths(lengths)
-    step = LatentStep(q, q_rope, cache, table, query_start, single, None, cache.stride(0), table.stride(0))
+    step = LatentStep(q, q_rope, cache, table, query_start, single, None, cache.stride(0))
     precision, tile = "ieee" if q.dtype == torch.float32 else "tf32", find_tile(num_heads, q.device)
 
     def launch(step: LatentStep, rows: int, splits: Splits, grid: tuple[int, ...]) -> None:
         read = latent_read_shape(rows, q.itemsize, is_hopper(q.device), has_large_smem(q.device))
         sizes = cache.shape[1], tile.num_heads, rows, *shape, read.num_keys, precision
         options = {"num_warps": read.num_warps, "num_stages": read.num_stages, **pdl_options(q)}
-        _latent_attention[grid](step, out, splits, scale, work.num_kv_splits, num_heads, *sizes, **options)
+        _latent_attention[grid](
+            step, out, splits, scale, table.stride(0), work.num_kv_splits, num_heads, *sizes, **options
+        )
 
     if work.num_single:
         splits, num = Splits(None, None), work.num_kv_splits

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.ops.attention.attention import Work
 from penstock.ops.attention.latent_attention import latent_attention
 from penstock.ops.attention.tree_attention import Tail
-from penstock.ops.triton.attention.attend import Splits, init_softmax, make_splits, make_work
+from penstock.ops.triton.attention.attend import Splits, init_softmax, make_splits, make_work, store_split
 from penstock.ops.triton.attention.latent import (
     LatentStep,
     attend_latents,
@@ -28,12 +28,21 @@ from penstock.ops.triton.launch import has_large_smem, is_hopper, pdl_options, w
 from penstock.ops.triton.tuning import EXACT_SPLIT_POSITIONS, MAX_EXACT_SPLIT_BYTES, latent_read_shape
 
 
-@triton.jit(do_not_specialize=["num_kv_splits"])
+@triton.jit
+def _merge(top, total, sums, new_top, new_total, new_sums):
+    """Merge one more split, as `merge_in_order` does."""
+    now = tl.maximum(top, new_top)
+    kept, new = tl.exp2(top - now), tl.exp2(new_top - now)
+    return now, total * kept + new_total * new, sums * kept[:, None] + new_sums * new[:, None]
+
+
+@triton.jit(do_not_specialize=["num_kv_splits", "table_row"])
 def _exact_latents(
     step,
     out,
     splits,
     scale,
+    table_row,
     num_kv_splits,
     num_heads,
     P: tl.constexpr,
@@ -68,7 +77,7 @@ def _exact_latents(
             new_sums,
             split * SPLIT,
             tl.minimum(split * SPLIT + SPLIT, end),
-            step.table + s * step.table_row,
+            step.table + s * table_row,
             step,
             position,
             scale,
@@ -82,14 +91,9 @@ def _exact_latents(
         )
         if splits.sums is not None:
             at = (s * num_kv_splits + split) * num_heads + row - s * num_heads
-            tl.store(splits.tops + 2 * at, new_top, mask=there)
-            tl.store(splits.tops + 2 * at + 1, new_total, mask=there)
-            tl.store(splits.sums + at[:, None] * RANK + d[None, :], new_sums, mask=inside)
+            store_split(splits, at, there, inside, new_top, new_total, new_sums, RANK, BLOCK)
         else:
-            now = tl.maximum(top, new_top)
-            kept, new = tl.exp2(top - now), tl.exp2(new_top - now)
-            top, total = now, total * kept + new_total * new
-            sums = sums * kept[:, None] + new_sums * new[:, None]
+            top, total, sums = _merge(top, total, sums, new_top, new_total, new_sums)
     if splits.sums is None:
         y = sums / total[:, None] + 0.0  # without the sign of zeros
         tl.store(out + row[:, None] * RANK + d[None, :], y.to(out.dtype.element_ty), mask=inside)
@@ -117,14 +121,16 @@ def _body(
     num_heads, shape, tile = q.shape[1], latent_shape(q, q_rope, cache), find_tile(q.shape[1], q.device)
     work = make_work(query_start, tile_tokens(num_heads, q.device)) if work is None else work
     single = work.find_lengths(lengths)
-    step = LatentStep(q, q_rope, cache, table, query_start, single, None, cache.stride(0), table.stride(0))
+    step = LatentStep(q, q_rope, cache, table, query_start, single, None, cache.stride(0))
     read = latent_read_shape(tile.num_rows, q.itemsize, is_hopper(q.device), has_large_smem(q.device))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     options = {"num_stages": read.num_stages, "enable_fp_fusion": False, **pdl_options(q)}
 
     def launch(step: LatentStep, splits: Splits, grid: tuple[int, ...], num: int) -> None:
         sizes = cache.shape[1], tile.num_heads, tile.num_rows, *shape, read.num_keys, precision, EXACT_SPLIT_POSITIONS
-        _exact_latents[grid](step, out, splits, scale, num, num_heads, *sizes, num_warps=read.num_warps, **options)
+        _exact_latents[grid](
+            step, out, splits, scale, table.stride(0), num, num_heads, *sizes, num_warps=read.num_warps, **options
+        )
 
     if work.num_single:
         splits, num = Splits(None, None), work.num_kv_splits
