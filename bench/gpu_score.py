@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.models.load import from_seed
+from penstock.models.reading import from_seed
 from penstock.models.spec import ModelSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

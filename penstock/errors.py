@@ -69,3 +69,11 @@ class Busy(PenstockError):
 
 class DeadlinePassed(PenstockError, TimeoutError):
     """A request exceeded its deadline."""
+
+
+class RankLost(PenstockError, RuntimeError):
+    """A rank of a model spread over processes is gone, or does not answer: the step cannot be finished."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank  # which; -1: not known

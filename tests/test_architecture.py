@@ -38,9 +38,10 @@ ALLOWED = {
     "engine": ("cache", "types", "config", "errors"),
     "ops": ("errors",),
     "quant": ("ops", "errors"),
+    "parallel": ("ops", "errors"),
     "layers": ("quant", "ops", "errors"),
     "models": ("layers", "quant", "ops", "cache", "host", "errors"),
-    "passes": ("models", "layers", "quant", "ops"),
+    "passes": ("models", "layers", "quant", "parallel", "ops", "errors"),
     "sampling": ("ops", "engine", "types", "errors"),
     "draft": ("sampling", "models", "layers", "quant", "ops", "engine", "config", "types", "errors"),
     "runner": (

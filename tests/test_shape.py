@@ -105,6 +105,8 @@ ADDED_FLAGS: dict[str, str] = {
         f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
     },
+    "serve --data-parallel-size": "how many engines share a machine depends on its cores and on the load",
+    "serve --router-key-file": "a server must tell its router from clients that say they are one",
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",
     **{

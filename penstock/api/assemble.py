@@ -43,6 +43,8 @@ from penstock.passes.outline import count_packed_bytes
 from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.memory import BlockMemory
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.open import open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template
 from penstock.text.tokenizers.tokenizer import Tokenizer
@@ -103,8 +105,10 @@ def assemble(
     offline: bool = False,
     with_text: bool = True,
     draft_fn: DraftFunction | None = None,
+    num_replicas: int = 1,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it."""
+    """Build everything for one model. Without text there is no tokenizer: another process has it. `num_replicas`
+    engines share the machine."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
@@ -119,9 +123,9 @@ def assemble(
         if asks_for_model(config):  # refuse before a draft model is fetched
             _resolve_settings(spec, described, config, _gpu(spec, described, config, checkpoint), offline)
         draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-        ahead = _compile_ahead(spec, described, config, offline)
+        ahead = _compile_ahead(spec, described, config, offline, num_replicas)
         spec, settings = _resolve_settings(
-            spec, described, config, _gpu(spec, described, config, checkpoint), offline, draft
+            spec, described, config, _gpu(spec, described, config, checkpoint), offline, draft, num_replicas
         )
         settings = _tell_idle(settings, config, checkpoint, spec)
         sources.require_drafts(settings)
@@ -143,7 +147,7 @@ def assemble(
         settings,
         generation,
         made,
-        start_engine(loaded, settings, grammars, ahead, others, draft, loras),
+        start_engine(loaded, settings, grammars, ahead, others, draft, loras, path),
         stored,
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
@@ -173,6 +177,7 @@ def _resolve_settings(
     gpu: GpuFacts | None,
     offline: bool,
     draft: DraftPart | None = None,
+    num_replicas: int = 1,
 ) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow."""
     settings = resolve(
@@ -185,7 +190,8 @@ def _resolve_settings(
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
-            gpu=gpu,
+            gpu=None if gpu is None else replace(gpu, total_bytes=gpu.total_bytes // num_replicas),
+            num_replicas=num_replicas,
         ),
     )
     if settings.max_model_len != spec.max_model_len:
@@ -251,7 +257,7 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
 
 
 def _compile_ahead(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, num_replicas: int
 ) -> AheadCompiler | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
@@ -269,7 +275,7 @@ def _compile_ahead(
         if seen is None:
             return None
         spec, settings = _resolve_settings(
-            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, num_replicas
         )
         if settings.device != "cuda":
             return None
@@ -323,15 +329,19 @@ def start_engine(
     others: Sequence[Drafter] = (),
     draft: DraftPart | None = None,
     loras: LoraTable | None = None,
+    path: Path | None = None,
 ) -> Engine:
-    """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
+    """The pool's blocks twice: their owners in the cache, their bytes in the runner. `path`: the model's files, after
+    which the store of blocks names them; without it there is none."""
     if draft is not None:
         draft.resolve(settings)
     grouping = group_states(model.spec, settings.kv_cache_dtype, settings.block_size, draft)
     ahead_tokens = max((group.ahead for group in grouping.groups), default=0)  # the longest sequence must fit with them
     num_blocks = -(-(settings.kv_cache_tokens + ahead_tokens) // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, grouping, settings, torch.device(settings.device))
-    cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
+    store, offloading = open_store(settings, path, model.spec, grouping) or (None, None)
+    prefixes = settings.enable_prefix_caching
+    cache = KVCache(num_blocks, settings.block_size, grouping.groups, prefixes, offloading=offloading)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)
     scheduler = Scheduler(
         cache,
@@ -345,13 +355,15 @@ def start_engine(
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
+        if offloading is not None:
+            offloading.names.find_adapters = scheduler.roster.loras.memory.describe
     if settings.device == "cpu":
         bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
-        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank)
+        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank, store)
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters)
+    runner = _gpu_runner(model, memory, settings, grammars, drafters, store)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -370,6 +382,7 @@ def _gpu_runner(
     settings: Resolved,
     grammars: GrammarCompiler | None,
     drafters: Drafters | None,
+    store: BlockStore | None,
 ) -> CudaRunner | EncoderRunner:
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
@@ -377,7 +390,10 @@ def _gpu_runner(
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if isinstance(model, Encoder):
         return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic, drafters)
+    eager, deterministic = settings.enforce_eager, settings.deterministic
+    runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
+    runner.store = store
+    return runner
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

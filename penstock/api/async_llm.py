@@ -126,6 +126,9 @@ class _Loop(threading.Thread):
         """Make the queued calls; with nothing to compute, wait for one. False ends the thread."""
         engine = self._service.engine
         while not self._calls.empty() or not engine.has_work:
+            if self._calls.empty() and engine.scheduler.has_saves:
+                engine.save()
+                continue
             try:
                 call = self._calls.get(timeout=None if self._is_prepared else PREPARING_S)
             except queue.Empty:

@@ -35,6 +35,11 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
         for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
             if getattr(config, name) != getattr(EngineConfig, name):
                 idle[name] = "enable_lora is off"
+    if config.kv_offloading_path is None and config.kv_offloading_disk_size != EngineConfig.kv_offloading_disk_size:
+        idle["kv_offloading_disk_size"] = "kv_offloading_path is not set"
+    for name in ("kv_offloading_size", "kv_offloading_path"):
+        if getattr(config, name) and not (has_cache and config.enable_prefix_caching):
+            idle[name] = "enable_prefix_caching is off" if has_cache else "the model has no KV cache"
     if not has_cache and config.tpot_slo_ms is not None:
         idle["tpot_slo_ms"] = "the model makes embeddings"
     if not has_cache and config.kv_cache_dtype != "auto":

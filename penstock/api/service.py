@@ -270,6 +270,7 @@ class Batch:
                     done = waiting.intersection(self._service.step())
                     waiting -= done
                     advance(len(done))
+                self._service.engine.save(everything=True)
         except BaseException:
             self._abort()
             raise

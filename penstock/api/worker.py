@@ -41,6 +41,7 @@ class Task(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     endpoint: str
     beat_endpoint: str
+    num_replicas: int = 1  # engines that share the machine
 
 
 def main() -> int:
@@ -74,7 +75,7 @@ def _work(task: Task, wire: Wire) -> int:
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
     if not config.skip_tokenizer_init:
         wire.send(_describe_model(path, config))
-    assembly = assemble(str(path), config, with_text=False)
+    assembly = assemble(str(path), config, with_text=False, num_replicas=task.num_replicas)
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings

@@ -35,6 +35,7 @@ class Holding:
     resume: dict[int, tuple[int, ...]] = field(default_factory=dict)  # per group: the snapshot to start from
     snapshots: list[Snapshot] = field(default_factory=list)  # taken, not yet in the tree
     plan: int = -1  # the last plan that names these blocks
+    num_restored: int = 0  # positions of the cached prefix that came from the store
     steady_until: int = 0  # positions below are computed one by one without a further look
 
     @property
@@ -139,7 +140,7 @@ class Snapshots:
 
     def take(self, holding: Holding, position: int, plan: int) -> None:
         """Copy the recurrent states as they are at `position`, before `plan`, if blocks can be had."""
-        if holding.node is None or not self._make_room():
+        if holding.node is None or not self.make_room():
             return
         for g in self._groups:
             blocks = []
@@ -160,6 +161,11 @@ class Snapshots:
             self._release(snapshot)
             holding.snapshots.remove(snapshot)
 
+    def note(self, node: Node, g: int, slot: tuple[int, ...]) -> None:
+        """Count a snapshot that the tree has got from elsewhere."""
+        if not self._tree.groups[g].is_paged:
+            self._kept[node, g] = len(slot)
+
     def release(self, holding: Holding) -> None:
         """Give up snapshots that are not in the tree."""
         for snapshot in holding.snapshots:
@@ -173,7 +179,7 @@ class Snapshots:
         self._pool.release_all(snapshot.blocks, snapshot.plan)
         self._num_taken -= len(snapshot.blocks)
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
         """Free blocks for one more snapshot, those of the least recently used ones where snapshots fill their share."""
         for node, g in [place for place in self._kept if place[0].slots[place[1]] is None]:
             del self._kept[node, g]

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from penstock.cache.group import Group
 from penstock.cache.holding import ABSENT, MIN_STRIDE, CopyQueue, Holding, Snapshots, choose_stride, make_holding
 from penstock.cache.pool import BlockPool
-from penstock.cache.radix import Node, Place, PrefixLookup, RadixCache, Root, chain_hash
-
-
-class Uncomputed:
-    def __init__(self, tree: RadixCache) -> None:
-        self._tree = tree
-        self._by_plan: dict[int, list[Place]] = {}
-
-    def add(self, plan: int, place: Place) -> None:
-        self._by_plan.setdefault(plan, []).append(place)
-
-    def end(self, plan: int) -> None:
-        """Forget what `plan` put into the tree: it is computed now, or is about to be taken back."""
-        self._by_plan.pop(plan, None)
-
-    def find(self, holding: Holding | None = None) -> list[Place]:
-        """List what unfinished plans put into the tree, or the part that relies on this holding's path; with all that
-        depends on it."""
-        due = [place for places in self._by_plan.values() for place in places]
-        if holding is not None:
-            path = set(_walk_up(holding.node))
-            first = {node for node, _ in due if node in path}
-            due = [place for place in due if not first.isdisjoint(_walk_up(place[0]))]
-        return self._tree.find_dependents(due)
-
-    def check(self, ended: int) -> None:
-        if any(plan <= ended for plan in self._by_plan):
-            raise AssertionError("a plan that has ended is still to compute something")
-
-
-def _walk_up(node: Node | None) -> Iterator[Node]:
-    while node is not None:
-        yield node
-        node = node.parent
+from penstock.cache.radix import Node, PrefixLookup, RadixCache, Root, chain_hash
+from penstock.cache.restore import Restorer
+from penstock.cache.store import Loads, Offloading, Saves
+from penstock.cache.uncomputed import Uncomputed
 
 
 class KVCache:
@@ -53,7 +23,9 @@ class KVCache:
         groups: Sequence[Group],
         enable_prefix_caching: bool = True,
         min_snapshot_stride: int = MIN_STRIDE,
+        offloading: Offloading | None = None,
     ) -> None:
+        """`offloading`: a store that keeps blocks outside the pool; nothing of it is used without prefix caching."""
         self.block_size = block_size
         self.groups = tuple(groups)
         self.enable_prefix_caching = enable_prefix_caching and bool(groups)
@@ -64,6 +36,12 @@ class KVCache:
         self.snapshot_stride = choose_stride(self.groups, block_size, min_snapshot_stride)
         self.uncomputed = Uncomputed(self.tree)
         self.recurrent = [g for g, group in enumerate(self.groups) if not group.is_paged]
+        self.loads = Loads(self.pool, self.tree)
+        self.saves: Saves | None = None
+        self._restorer: Restorer | None = None
+        if offloading is not None and self.enable_prefix_caching:
+            self.saves = Saves(self.tree, self.uncomputed, offloading)
+            self._restorer = Restorer(self.tree, self.snapshots, self.uncomputed, self.loads, offloading)
         self._lookup = PrefixLookup(self.tree)
         self._paged = [g for g, group in enumerate(self.groups) if group.is_paged]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
@@ -97,13 +75,18 @@ class KVCache:
     def _find_path(self, root: Root, tokens: Sequence[int]) -> list[Node]:
         return self._lookup.find(root, tokens) if self.enable_prefix_caching else []
 
-    def attach(self, root: Root, tokens: Sequence[int]) -> tuple[Holding, int]:
-        """Make a holding that starts with the longest usable cached prefix, and return that prefix's length.
+    def attach(self, root: Root, tokens: Sequence[int], plan: int | None = None) -> tuple[Holding, int]:
+        """Make a holding that starts with the longest usable cached prefix, and return that prefix's length. What the
+        store has beyond it is part of it, loaded by `plan`, which is being made.
 
         A recurrent group resumes from a copy of the snapshot; its blocks come with the first `grow`.
         """
         path = self._find_path(root, tokens)
         holding = make_holding(root, len(self.groups))
+        if plan is not None and self._restorer is not None and tokens:
+            in_tree = len(path)
+            path = self._restorer.restore(root, tokens, path, plan)
+            holding.num_restored = (len(path) - in_tree) * self.block_size
         self.tree.touch(path)
         size = self.block_size
         for g in self._paged:
@@ -270,6 +253,8 @@ class KVCache:
         if owners != self.pool.refs:
             wrong = [b for b in range(len(owners)) if owners[b] != self.pool.refs[b]]
             raise AssertionError(f"blocks {wrong[:8]} have other owners than are counted")
+        if self.loads.pending:
+            raise AssertionError("loads are left over from a plan that was not made")
         pins = sum(node.pins for node in self.tree.nodes())
         if pins != sum(1 for holding in holdings if holding.node is not None):
             raise AssertionError("a node stays pinned by no holding")

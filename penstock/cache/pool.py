@@ -81,6 +81,11 @@ class BlockPool:
                 busy[block] = after
             refs[block] -= 1
 
+    def mark_busy(self, blocks: Iterable[int], plan: int) -> None:
+        """Keep blocks from another owner until `plan` has ended."""
+        for block in blocks:
+            self._busy[block] = max(self._busy[block], plan)
+
     def cache(self, block: int) -> None:
         """Make the tree an owner."""
         self.share(block)

@@ -45,13 +45,14 @@ def chain_hash(chain: int, key: Key) -> int:
 class Node:
     """The block that follows its parent's prefix. `slots[g]` are the blocks of group g here, None for none."""
 
-    __slots__ = ("chain", "children", "key", "parent", "pins", "queued", "slots", "used")
+    __slots__ = ("chain", "children", "digest", "key", "parent", "pins", "queued", "slots", "used")
 
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
         self.key = key
         self.chain: int = chain_hash(0 if parent is None else parent.chain, key)  # of its whole prefix
         self.children: dict[Key, Node] = {}
+        self.digest: bytes | None = None  # of its whole prefix, the same in every process; made when needed
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0  # sequences whose own path ends here
         self.used = 0
@@ -70,6 +71,7 @@ class RadixCache:
         self.block_size = block_size
         self.num_evicted = 0
         self.version = 0  # grows when a path may be another than before
+        self.idle: dict[Place, None] | None = None  # places that fell idle, while someone watches
         self._roots: dict[Hashable, Node] = {}
         self._clock = 0
         self._owner: dict[int, tuple[Node, int]] = {}  # block -> where it is held
@@ -148,7 +150,10 @@ class RadixCache:
 
     def on_idle(self, block: int) -> None:
         """Offer a block for eviction: only the tree owns it now."""
-        self._offer(*self._owner[block])
+        place = self._owner[block]
+        if self.idle is not None:
+            self.idle[place] = None
+        self._offer(*place)
 
     def evict(self, num_free: int) -> bool:
         """Give up the least recently used idle blocks until the pool has `num_free` free ones; False if it cannot."""

@@ -137,13 +137,17 @@ def _servers(shown: list[dict[str, Any]]) -> str:
 
 
 def _requests(shown: list[dict[str, Any]]) -> str:
-    table = Table("PID", "REQUEST", "MODEL", "STATE", "AGE", "PROMPT", "OUTPUT", "AT MOST")
     rows = [(server["pid"], request) for server in shown for request in server["requests"] or ()]
+    has_replicas = any("replicas" in one for _, one in rows)
+    where = ("REPLICA",) if has_replicas else ()
+    table = Table("PID", "REQUEST", "MODEL", *where, "STATE", "AGE", "PROMPT", "OUTPUT", "AT MOST")
     for pid, one in rows:
+        places = ["+".join(map(str, one.get("replicas", ()))) or "-"] if has_replicas else []
         table.add(
             str(pid),
             one["id"],
             one["model"],
+            *places,
             one["state"],
             readable_seconds(one["age_s"]),
             str(one["num_prompt_tokens"]),

@@ -168,6 +168,15 @@ class EngineConfig:
     kv_cache_tokens: int | None = option(None, "size of the KV cache, in tokens", least=1, most=MAX_CACHE_TOKENS)
     block_size: int = option(16, "tokens per KV cache block", least=1, most=256)
     enable_prefix_caching: bool = option(True, "reuse the KV cache of shared prompt prefixes")
+    kv_offloading_size: float = option(
+        0.0, "GiB of memory for KV cache blocks that leave the cache, to restore prefixes from", least=0.0, most=65536.0
+    )
+    kv_offloading_path: str | None = option(
+        None, "folder for KV cache blocks: prefixes are restored from it after a restart, and by other engines"
+    )
+    kv_offloading_disk_size: float = option(
+        16.0, "GiB that kv_offloading_path may take, the oldest dropped first", least=0.001, most=1048576.0
+    )
     scheduling_policy: str = option(
         "fcfs", "scheduling order: arrival, priority, longest cached prefix, or shortest job", POLICIES
     )

@@ -62,6 +62,11 @@ class Facts:
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
+    num_replicas: int = 1  # engines that share the machine
+
+    @property
+    def num_threads(self) -> int:
+        return max(1, self.num_cores // self.num_replicas)
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,19 @@ class Resolved(EngineConfig):
 def _cache_tokens(config: EngineConfig, facts: Facts) -> tuple[int, str]:
     if facts.bytes_per_token == 0:
         return config.max_model_len or facts.context, "the model keeps no cache; one longest request"
-    budget = min(GIB, facts.free_memory_bytes // 4)
+    budget = min(GIB, facts.free_memory_bytes // 4) // facts.num_replicas
     fit = max(config.block_size, budget // facts.bytes_per_token)
     wanted = max(4 * (config.max_model_len or facts.context), MIN_CACHE_TOKENS)
     if config.max_model_len and fit < config.max_model_len:
         return config.max_model_len, "room for one request of max_model_len"
     if wanted <= fit:
         return wanted, f"room for four requests of the longest length, and for {MIN_CACHE_TOKENS} tokens at least"
-    return fit, f"what fits in {budget / GIB:.2g} GiB (1 GiB, or a quarter of the free memory if that is less)"
+    limit = "1 GiB, or a quarter of the free memory if that is less"
+    return fit, f"what fits in {budget / GIB:.2g} GiB ({limit}{_name_replicas(facts)})"
+
+
+def _name_replicas(facts: Facts) -> str:
+    return f", for {facts.num_replicas} replicas" if facts.num_replicas > 1 else ""
 
 
 def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
@@ -305,7 +315,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             else (least, reason)
         )
     if config.threads is None:
-        derived["threads"] = facts.num_cores, "the cores this process may use"
+        derived["threads"] = facts.num_threads, f"the cores this process may use{_name_replicas(facts)}"
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (
             (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")

@@ -83,6 +83,14 @@ class Engine:
         plan, ticket = self._started.popleft()
         return failed + self.scheduler.commit(plan, ticket.result())
 
+    def save(self, everything: bool = False) -> None:
+        """While there are no requests, save some of what fell idle, or all of it."""
+        while not self.has_work and self.scheduler.has_saves and self.start():
+            plan, ticket = self._started.popleft()
+            self.scheduler.commit(plan, ticket.result())
+            if not everything:
+                return
+
     def control(self, message: object) -> Answer:
         """Have a message obeyed after the plans started so far."""
         answer = self.tell(message).result()
@@ -116,10 +124,13 @@ class Engine:
             "num_blocks": cache.pool.num_blocks,
             "num_used_blocks": cache.pool.num_used,
             "num_cached_blocks": cache.pool.num_idle,
+            "num_loaded_blocks": cache.loads.num_loaded,
+            **(cache.saves.count() if cache.saves is not None else {}),
             **self.loras.count(),
         }
 
     def close(self) -> None:
+        self.save(everything=True)
         for _, ticket in self._started:
             ticket.result()
         self._started.clear()

@@ -86,6 +86,16 @@ class LoraMemory:
                 del self._known[number]
         return failed
 
+    def describe(self, key: str) -> str | None:
+        """Name a root's adapters by what their files hold; None if that is not known."""
+        found = []
+        for number, _, scale in (part.partition("*") for part in key.split("+")):
+            known = self._known.get(int(number))
+            if known is None or not known.fingerprint:
+                return None
+            found.append((known.fingerprint, scale))
+        return repr(found)
+
     def find_idle(self, pinned: Container[int]) -> int | None:
         """Return the adapter that was used the longest ago, but none of `pinned`."""
         return next((number for number in self._resident if number not in pinned), None)

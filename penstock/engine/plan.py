@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.cache.store import Stored
 from penstock.types import Request, TokenLogprobs
 
 
@@ -71,6 +72,8 @@ class Plan:
     moves: tuple[Move, ...] = ()  # in order, all before the step
     min_chance: float | None = None  # of draft tokens that are wanted back; None: no drafts
     ahead: int = 0  # draft tokens of each row that a drafting model is to make; 0: it rests
+    loads: tuple[Stored, ...] = ()  # from the store, before the moves; if one fails, nothing else is done
+    saves: tuple[Stored, ...] = ()  # to the store, before the step; they may fail
 
     @property
     def num_tokens(self) -> int:
@@ -119,3 +122,4 @@ class Result:
     step_s: float = 0.0  # all that the device took
     draft_s: float = 0.0  # that a drafting model took after that
     idle_s: float = 0.0  # that it had waited for this plan, after the one before
+    lost: bool = False  # a block to be loaded was not in the store: there was no step, and no row has a result

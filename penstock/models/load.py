@@ -5,7 +5,6 @@ Everything is checked by name and shape before the first tensor is read.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,22 +16,24 @@ from torch import Tensor
 
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.host.machine import free_memory_bytes
+from penstock.models import reading
+from penstock.models.cut import Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.layer import Merge, Shape, Shapes
+from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
+from penstock.models.reading import STACKS, STORED, Source, Sources, Take, from_checkpoint, read_cut_blocks
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.quant.coded import Coded
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
 from penstock.quant.mapped import find_folder, spill
-from penstock.quant.packed import Packed, Stored
+from penstock.quant.packed import Packed
 from penstock.quant.permuted import pack_in_order
 from penstock.quant.recoded import recode_matrices
 from penstock.quant.scheme import Scheme
 
-Take = Callable[[str], Tensor]
 Hold = Callable[[str, Tensor | None], Scheme]
 Progress = Callable[[int, int], None]  # values loaded so far, values in all
 
@@ -43,24 +44,6 @@ ABSORBED = ".attention.kv_b.weight"  # multiplied head by head, one half of it t
 KEPT_WIDE = (*ROUTING, ABSORBED)  # matrices that no quantization rounds
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
-STORED = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A tensor of the checkpoint that is a parameter, or one part of it."""
-
-    tensor: str
-    layout: Layout
-    shape: Shape  # once laid out our way
-    head_size: int = 0
-    kv_rows: int = 0  # grouped: rows of all the keys
-    rows: range | None = None  # these rows of the tensor only, or of the matrices in a stack
-    num_matrices: int = 1  # of the parameter, if it is a stack
-
-
-Sources = dict[str, list[Source]]
-STACKS = ("stack", "stack_transposed", "alternating", "alternating_transposed")
 
 
 def _find_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
@@ -150,99 +133,9 @@ def _check(checkpoint: Checkpoint, source: Source) -> None:
         )
 
 
-def ungroup(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
-    """Order rows that hold queries, key and value of each KV head in turn: all queries, all keys, all values."""
-    groups = tensor.reshape(kv_rows // head_size, -1, head_size, *tensor.shape[1:])
-    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
-    return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
-
-
-def _lay_out(tensor: Tensor, source: Source) -> Tensor:
-    if source.rows is not None:
-        tensor = tensor.flatten(0, tensor.ndim - len(source.shape))[source.rows.start : source.rows.stop]
-    if source.layout == "transposed":
-        return tensor.t()
-    if source.layout == "grouped":
-        return ungroup(tensor, source.head_size, source.kv_rows)
-    if source.layout == "one_plus":
-        return tensor.float() + 1.0
-    if source.layout not in STACKS:
-        return tensor
-    if source.layout.endswith("transposed"):
-        tensor = tensor.transpose(1, 2)
-    if source.layout.startswith("alternating"):
-        tensor = tensor.reshape(len(tensor), -1, 2, *tensor.shape[2:]).transpose(1, 2)
-    return tensor.reshape(source.shape)
-
-
-def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None) -> Take:
-    def read(name: str) -> Tensor:
-        tensor = checkpoint.tensor(name)
-        if not tensor.is_floating_point():
-            raise InvalidModel(f"{checkpoint.path}: tensor {name!r} holds {tensor.dtype}, not real numbers")
-        return tensor
-
-    def take(name: str) -> Tensor:
-        parts, shape = sources[name], sources[name][0].shape
-        found = {getattr(torch, checkpoint.dtype(part.tensor), torch.float32) for part in parts}
-        kept = found.pop() if len(found) == 1 and found <= set(STORED) else torch.float32
-        target = (dtype or kept) if len(shape) == 2 else torch.float32
-        if len(parts) == 1:
-            one = _lay_out(read(parts[0].tensor), parts[0]).to(target)
-            return one if one.ndim == 2 else one.clone()  # packing copies a matrix out of the file
-        whole = torch.empty(sum(part.shape[0] for part in parts), *shape[1:], dtype=target)
-        wanted: dict[str, list[tuple[Tensor, Source]]] = {}
-        for place, part in zip(torch.split(whole, [part.shape[0] for part in parts]), parts):
-            wanted.setdefault(part.tensor, []).append((place, part))
-        for tensor, places in wanted.items():
-            values = read(tensor)  # once, for all experts of a stack
-            for place, part in places:
-                place.copy_(_lay_out(values, part))
-            del values  # before the next is read
-        return whole
-
-    return take
-
-
 def move(take: Take, device: torch.device) -> Take:
     """Move what `take` returns to the device."""
     return take if device.type == "cpu" else lambda name: take(name).to(device)
-
-
-def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: torch.device = CPU) -> Take:
-    """Make random weights on the device, each from `seed` and its name, whatever else is loaded; on the meta device
-    they have shapes only."""
-    shapes: Shapes = spec.parameters()
-
-    def take(name: str) -> Tensor:
-        shape = shapes[name]
-        if len(shape) == 1 and name.endswith(".weight"):
-            return torch.ones(shape, device=device)
-        if device.type == "meta":
-            return torch.empty(shape, dtype=dtype if len(shape) == 2 else None, device=device)
-        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
-        values = torch.randn(shape, generator=generator, device=device) * spec.init_std
-        return values.to(dtype or torch.float32) if len(shape) == 2 else values
-
-    return take
-
-
-def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
-    """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
-    stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
-    if stored is not None and source.rows is not None:
-        stored = stored.slice_rows(source.rows)
-    if stored is None or stored.format is None or source.layout == "one_plus":
-        return None
-    if stored.transposed != source.layout.endswith("transposed"):
-        return None
-    if source.layout.startswith("alternating"):
-        rows = torch.arange(stored.num_out).view(source.num_matrices, -1, 2)
-        return stored.take_rows(rows.transpose(1, 2).flatten())
-    if source.layout == "grouped":
-        return stored.take_rows(ungroup(torch.arange(stored.num_out), source.head_size, source.kv_rows))
-    return stored
 
 
 @dataclass(frozen=True)
@@ -268,19 +161,28 @@ class Options:
         return "int8" if name.startswith(OUTER) else self.quantization
 
 
-def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
+def storage(
+    ops: OpTable,
+    take: Take,
+    options: Options,
+    checkpoint: Checkpoint | None,
+    sources: Sources,
+    cuts: Cuts | None = None,
+) -> Hold:
     """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense."""
+
+    def count_matrices(name: str) -> int:
+        return cuts.num_matrices.get(name, 1) if cuts else sources[name][0].num_matrices
 
     def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or cpu.path() == "reference":
             return None
         recodes = options.on_gpu and options.quantization == PACKED and not ops.exact
-        num_matrices = sources[name][0].num_matrices
+        num_matrices = count_matrices(name)
         if not recodes and (options.on_gpu or options.dtype is not None):
             return None
-        parts = [read_blocks(checkpoint, source) for source in sources[name]]
-        stored = [part for part in parts if part is not None]
-        if not stored or len(stored) != len(parts):
+        stored = read_cut_blocks(checkpoint, sources[name], cuts.parameters.get(name) if cuts else None)
+        if not stored:
             return None
         if recodes:
             if num_matrices > 1 and any(isinstance(part, Coded) and part.order is not None for part in stored):
@@ -293,7 +195,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = store(name, bias)
-        if options.spills_to is not None and sources[name][0].num_matrices > 1:
+        if options.spills_to is not None and count_matrices(name) > 1:
             spill(scheme, options.spills_to)
         return scheme
 
@@ -315,7 +217,9 @@ def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | 
     """Return the folder that experts are moved to, beside the checkpoint; None if the model fits in memory."""
     if checkpoint is None or all(merge.num_matrices == 1 for merge in spec.merges().values()):
         return None
-    needed = checkpoint.num_bytes if itemsize is None else itemsize * spec.num_parameters
+    needed: float = itemsize * spec.num_parameters if itemsize else checkpoint.num_bytes
+    if itemsize is None and spec.cuts is not None:
+        needed *= spec.num_parameters / spec.cuts.whole.num_parameters
     if needed < SPILLING_SHARE * free_memory_bytes():
         return None
     return find_folder(checkpoint.path)
@@ -368,17 +272,18 @@ def load_model(
             f"quantization={quantization} needs the compiled kernels: install Penstock with a "
             "compiler, and leave PENSTOCK_CPU unset"
         )
-    pooling, sources = Pooling(), Sources()
+    pooling, sources, cuts = Pooling(), Sources(), spec.cuts
     # A GPU's integers are made of what the checkpoint holds, as a CPU's are, not of that rounded to 16 bits first.
     kept = None if device.type == "cuda" and quantization in QUANTIZERS else dtype
     if dummy_seed is not None:
-        take, take_kept = (from_seed(spec, dummy_seed, each, device) for each in (dtype, kept))
+        take, take_kept = (reading.from_seed(spec, dummy_seed, each, device) for each in (dtype, kept))
         checkpoint = None
     elif checkpoint is None:
         raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
     else:
-        sources = match(checkpoint, spec)
-        take, take_kept = (move(from_checkpoint(checkpoint, sources, each), device) for each in (dtype, kept))
+        sources = match(checkpoint, cuts.whole if cuts else spec)
+        read = (from_checkpoint(checkpoint, sources, each, cuts) for each in (dtype, kept))
+        take, take_kept = (move(each, device) for each in read)
         if spec.is_encoder:
             source = checkpoint.tokenizer_source()
             pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
@@ -386,7 +291,7 @@ def load_model(
     on_cpu = device.type == "cpu"
     spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
     options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
-    hold = storage(ops, take_kept, options, checkpoint, sources)
+    hold = storage(ops, take_kept, options, checkpoint, sources, cuts)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)
     try:

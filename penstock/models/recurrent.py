@@ -29,6 +29,7 @@ class Mamba2:
     eps: float
     bias: bool = False
     conv_bias: bool = True
+    norm_groups: int = 0  # that are normed by themselves; 0: as many as share b and c
 
     @property
     def inner(self) -> int:
@@ -76,5 +77,6 @@ class Mamba2:
         shape = self.head_size, self.num_groups, self.state_size
         space = layers.StateSpace(build.ops, -a.exp(), d, dt_bias, shape)
         project, out = build.linear(f"{name}.in"), build.linear(f"{name}.out")
-        norm = layers.GroupedRmsNorm(build.ops, build.take(f"{name}.norm.weight"), self.eps, self.num_groups)
+        groups = self.norm_groups or self.num_groups
+        norm = layers.GroupedRmsNorm(build.ops, build.take(f"{name}.norm.weight"), self.eps, groups)
         return layers.Mamba2(build.ops, project, conv, space, norm, out)

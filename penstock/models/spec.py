@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from penstock.cache.group import LAYOUTS, KvLayout, StateSpec
 from penstock.errors import InvalidModel
 from penstock.models.config import Config
+from penstock.models.cut import Cuts
 from penstock.models.layer import Ffn, Merges, Mixer, Norm, Part, Shapes, add_prefix, matrix, unite
 from penstock.models.memory import Memory
 from penstock.models.multimodal import NAMES as MULTIMODAL_NAMES
@@ -158,6 +159,7 @@ class ModelSpec:
     architecture: str = ""
     init_std: float = 0.02  # of dummy weights
     cpu_only: str = ""  # what a GPU lacks for this model, and the remedy
+    cuts: Cuts | None = None  # one rank's part of a model; layers then describe its heads and experts alone
 
     @property
     def vocab_size(self) -> int:
@@ -185,6 +187,8 @@ class ModelSpec:
 
     def parameters(self) -> Shapes:
         """Every parameter under our name, in the order a step needs them."""
+        if self.cuts is not None:
+            return self.cuts.shapes()
         shapes = add_prefix("embedding", self.embedding)
         for index, layer in enumerate(self.layers):
             shapes |= add_prefix(f"layers.{index}", layer)

@@ -19,7 +19,17 @@ from penstock.ops.attention.qkv_attention import is_joined, qkv_attention
 from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
 from penstock.ops.attention.tree_attention import Tail, tree_attention
-from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap, take_columns
+from penstock.ops.elementwise import (
+    activation,
+    add,
+    blank_rows,
+    gated_activation,
+    gather,
+    local_ids,
+    scale,
+    softcap,
+    take_columns,
+)
 from penstock.ops.embedding import embedding
 from penstock.ops.experts.combine import combine
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
@@ -68,6 +78,7 @@ __all__ = [
     "add_lora_rows",
     "argmax",
     "attention",
+    "blank_rows",
     "block_move",
     "cache_move",
     "cache_write",
@@ -95,6 +106,7 @@ __all__ = [
     "latent_write",
     "layer_norm",
     "linear",
+    "local_ids",
     "log_softmax",
     "op",
     "pack_heads",

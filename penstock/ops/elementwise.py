@@ -53,6 +53,19 @@ def take_columns(x: Tensor, order: Tensor) -> Tensor:
     return x[:, order]
 
 
+@op(tolerance={torch.float32: 0.0}, rowwise=True)
+def local_ids(ids: Tensor, first: int, count: int, clamps: bool = False) -> Tensor:
+    """Count ids of [first, first + count) from first; others become -1, or 0 if `clamps`."""
+    local = ids - first
+    return torch.where((local < 0) | (local >= count), 0 if clamps else -1, local)
+
+
+@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, rowwise=True)
+def blank_rows(x: Tensor, ids: Tensor) -> Tensor:
+    """Set the rows of x[T, C] whose ids[T] are negative to -0, which added to any number leaves its bits."""
+    return torch.where(ids[:, None] < 0, torch.full((), -0.0, dtype=x.dtype, device=x.device), x)
+
+
 @op(tolerance=EXPONENTIAL)
 def activation(x: Tensor, kind: str) -> Tensor:
     """Apply the nonlinearity `kind` to each element of x[T, F]."""

@@ -15,6 +15,7 @@ from penstock.ops import LoraWeights, OpTable
 from penstock.passes.lower import Lower, LoweredBlock
 from penstock.passes.lower.products import FusedProduct, fuse
 from penstock.passes.lower.stages import AddResidual, Flow, Product, Stage, open_block
+from penstock.passes.shard.links import GatherInputs, GatherOutputs, LinkedLinear, ReduceOutputs
 
 Delta = Callable[[Tensor, Tensor, layers.StepInputs], Tensor]  # x[T, C], y[T, O] = linear(x) → [T, O]
 Deltas = Callable[[str, layers.Linear], Delta | None]  # by a linear's name
@@ -49,6 +50,20 @@ def _swap(part: Any, old: layers.Linear, new: layers.Linear) -> None:
             value[value.index(old)] = new
 
 
+def wrap_linear(linear: layers.Linear, delta: Delta) -> layers.Linear:
+    """Adapt a linear; of one that exchanges with other ranks, what is inside, with its whole inputs and outputs."""
+    if isinstance(linear, GatherInputs | ReduceOutputs):
+        return linear.around(wrap_linear(linear.linear, delta))
+    return AdaptedLinear(linear, delta)
+
+
+def count_outputs(linear: layers.Linear) -> int:
+    """Count the outputs that a delta is added to."""
+    if isinstance(linear, GatherOutputs):
+        return sum(linear.widths)
+    return count_outputs(linear.linear) if isinstance(linear, LinkedLinear) else linear.scheme.num_out
+
+
 @dataclass(frozen=True)
 class AdaptedSum:
     """x = x + linear(y), in one product, and then the delta."""
@@ -58,6 +73,20 @@ class AdaptedSum:
 
     def __call__(self, flow: Flow) -> None:
         flow.x = self.delta(flow.y, self.product.run(flow.y, flow.x), flow.step)
+
+
+@dataclass(frozen=True)
+class GatheredSum:
+    """x = x + linear(y) of all ranks, and then the delta: the sums of one rank, in their order."""
+
+    ops: OpTable
+    first: GatherInputs
+    linear: layers.Linear
+    delta: Delta
+
+    def __call__(self, flow: Flow) -> None:
+        y = self.first.mesh.gather(flow.y, self.first.widths)
+        flow.x = self.delta(y, self.ops.add(flow.x, self.linear(y, flow.step)), flow.step)
 
 
 def join_sums(stages: Sequence[Stage]) -> list[Stage]:
@@ -71,8 +100,18 @@ def join_sums(stages: Sequence[Stage]) -> list[Stage]:
             if fused is not None:
                 made[-1] = AdaptedSum(replace(fused, adds=True), linear.delta)
                 continue
+        if isinstance(stage, AddResidual) and stage.scale == 1.0 and isinstance(linear, GatherInputs):
+            adapted = linear.linear
+            if isinstance(adapted, AdaptedLinear) and _is_fusable(adapted.linear):
+                made[-1] = GatheredSum(stage.ops, linear, adapted.linear, adapted.delta)
+                continue
         made.append(stage)
     return made
+
+
+def _is_fusable(linear: layers.Linear) -> bool:
+    """Return True if one rank would add the residual in the product."""
+    return isinstance(linear, GatherOutputs) and fuse(Product(linear.linear)) is not None
 
 
 EMBEDDING, PROJECT, HEAD = "embedding.tokens", "embedding.project", "head.rows"
@@ -162,8 +201,8 @@ class Adapt:
             if part is None or isinstance(part, layers.Experts):
                 continue
             for name, linear in list(part.linears()):
-                weights = self.table.make(f"layers.{index}.{described.prefix}.{name}", linear.scheme.num_out)
-                _swap(part, linear, AdaptedLinear(linear, AddLora(self.ops, weights)))
+                weights = self.table.make(f"layers.{index}.{described.prefix}.{name}", count_outputs(linear))
+                _swap(part, linear, wrap_linear(linear, AddLora(self.ops, weights)))
         stages = join_sums(open_block(block))
         for rule in self.lower.rules:
             if rule.name in KEPT and (is_last or not rule.last):

@@ -13,8 +13,10 @@ from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable
+from penstock.parallel import Mesh, OneRank
 from penstock.passes.adapt import Adapt, LoraTable
 from penstock.passes.lower import RULES, Lower, Rule
+from penstock.passes.shard import Connect
 
 PLAIN = "PENSTOCK_PLAIN"  # set it to 1 to run layers as they are written, unfused
 
@@ -28,16 +30,21 @@ def load_lowered(
     quantization: str | None = None,
     rules: Sequence[Rule] | None = None,
     loras: LoraTable | None = None,
+    mesh: Mesh | None = None,
     **options: Any,
 ) -> Decoder | Encoder:
     """Load as `load_model` does, fused by `rules` (all of them by default) for the device; with `loras`, its linears
-    may have adapters."""
+    may have adapters. A spec with `cuts` is one rank's part, of the model that the ranks of `mesh` compute together."""
     if rules is None:
         rules = () if os.environ.get(PLAIN) == "1" else RULES
     ops = OpTable("cpu" if device.type == "cpu" else "cuda", exact)
     lower = Lower(ops, quantization == "fp8", rules)
     adapt = None if loras is None else Adapt(lower, loras)
-    model = load_model(checkpoint, spec, device=device, quantization=quantization, finish=adapt or lower, **options)
+    finish = adapt or lower
+    connect = None if spec.cuts is None else Connect(spec.cuts, mesh or OneRank(), finish)
+    model = load_model(checkpoint, spec, device=device, quantization=quantization, finish=connect or finish, **options)
+    if connect is not None:
+        connect.finish(model)
     if adapt is not None:
         adapt.finish(model)
     return model

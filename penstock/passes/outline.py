@@ -12,8 +12,9 @@ from torch import Tensor
 
 from penstock.models.decoder import CPU, Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
-from penstock.models.load import STORED, Options, Source, Sources, match, read_blocks
+from penstock.models.load import Options, match
 from penstock.models.pooling import Pooling
+from penstock.models.reading import STORED, Source, Sources, read_blocks
 from penstock.models.spec import ModelSpec
 from penstock.ops import FORMATS, Format, OpTable, PackedWeight, cpu
 from penstock.passes.lower import Lower

@@ -91,6 +91,18 @@ class Coded:
         """Return these outputs alone."""
         return self.take_rows(torch.arange(rows.start, rows.stop))
 
+    def take_columns(self, columns: range) -> Coded | None:
+        """Return these inputs alone; None unless they are whole groups, in their order."""
+        if self.order is not None or self.groups is not None:
+            return None
+        part, groups = slice(columns.start, columns.stop), slice(None)
+        if self.scale.shape[1] > 1:
+            if columns.start % self.group or columns.stop % self.group:
+                return None
+            groups = slice(columns.start // self.group, columns.stop // self.group)
+        zero = self.zero if isinstance(self.zero, int) else self.zero[:, groups]
+        return replace(self, codes=self.codes[:, part], scale=self.scale[:, groups], zero=zero)
+
 
 def is_exact_half(scale: Tensor) -> bool:
     """Return True if float16 holds every one of these scales."""

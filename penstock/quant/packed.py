@@ -58,6 +58,15 @@ class GgmlMatrix:
         part = slice(rows.start, rows.stop)
         return replace(self, raw=self.raw[part]) if self.order is None else replace(self, order=self.order[part])
 
+    def take_columns(self, columns: range) -> GgmlMatrix | None:
+        """Return these inputs alone; None unless they are whole blocks."""
+        kind = GGML_TYPES[self.ggml_type]
+        if columns.start % kind.block_size or columns.stop % kind.block_size:
+            return None
+        begin, end = (each // kind.block_size * kind.block_bytes for each in (columns.start, columns.stop))
+        rows = slice(None) if self.order is None else self.order
+        return replace(self, raw=np.ascontiguousarray(self.raw[rows, begin:end]), width=len(columns), order=None)
+
 
 Stored = GgmlMatrix | Coded  # a matrix as its checkpoint codes it
 

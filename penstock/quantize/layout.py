@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidModel
-from penstock.models.load import Source, Sources, ungroup
+from penstock.models.reading import Source, Sources, ungroup
 
 
 def cut_rows(sources: Sources, parameter: str) -> Iterator[tuple[Source, slice]]:

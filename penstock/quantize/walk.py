@@ -14,8 +14,9 @@ from penstock.errors import InvalidModel
 from penstock.models.decoder import Build, dense
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.layer import Attention, GatedMlp, Mlp
-from penstock.models.load import Sources, from_checkpoint, match
+from penstock.models.load import match
 from penstock.models.memory import Memory
+from penstock.models.reading import Sources, from_checkpoint
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import OpTable
 from penstock.quant.scheme import Scheme

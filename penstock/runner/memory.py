@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from penstock import ops
@@ -96,6 +97,18 @@ class BlockMemory:
         if not self.blocks.is_cpu:
             given = given.pin_memory().to(self.blocks.device, non_blocking=True)
         ops.block_move(self.words, given)
+
+    def read(self, blocks: Sequence[int]) -> bytes:
+        """Copy blocks to the host, one after the other, after all steps that were started."""
+        return self.blocks[list(blocks)].cpu().numpy().tobytes()
+
+    def write(self, blocks: Sequence[int], data: bytes) -> bool:
+        """Fill blocks with what `read` returned; False if it is not of their size."""
+        if len(data) != len(blocks) * self.block_bytes:
+            return False
+        whole = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).view(len(blocks), self.block_bytes)
+        self.blocks[list(blocks)] = whole.to(self.blocks.device)
+        return True
 
 
 def _view(blocks: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:

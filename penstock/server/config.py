@@ -35,9 +35,11 @@ class ServerConfig:
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")
     admin_key_file: str | None = option(None, "file with the admin key")
+    router_key_file: str | None = option(None, "file with the key of penstock route, which may continue streams")
     public_prefix: tuple[str, ...] = option(
-        (), "file with a system prompt whose KV cache all tenants share; may be repeated"
+        (), "file with a system prompt whose KV cache all tenants share; repeatable"
     )
+    data_parallel_size: int = option(1, "engines per model", least=1, most=64)
     max_queued_requests: int = option(512, "max waiting requests; further ones get 429", least=1, most=MAX_QUEUED)
     max_queued_tokens: int = option(1 << 20, "max waiting prompt tokens", least=1, most=MAX_QUEUED)
     request_timeout: float | None = option(None, "max seconds per request", least=0, most=MAX_SECONDS)
@@ -51,19 +53,15 @@ class ServerConfig:
         None, "seconds until an idle model, except the first, is unloaded", least=0, most=MAX_SECONDS
     )
     shutdown_timeout: float = option(
-        30.0, "seconds for running requests to finish when the server stops", least=0, most=MAX_SECONDS
+        30.0, "seconds for running requests when the server stops", least=0, most=MAX_SECONDS
     )
     hang_timeout: float = option(
         60.0, "seconds without a heartbeat until an engine is restarted", least=1, most=MAX_SECONDS
     )
-    allowed_hosts: tuple[str, ...] = option(
-        (), "allowed Host header besides the server's address: NAME, *.NAME, or * for any; may be repeated"
-    )
+    allowed_hosts: tuple[str, ...] = option((), "further allowed Host header: NAME, *.NAME, or * for any; repeatable")
     allowed_origins: tuple[str, ...] = option((), "allowed web origin (CORS), or * for any; may be repeated")
     unknown_fields: str = option(
-        "ignore",
-        "ignore unknown body fields with a warning, or refuse them with 400 as misspelt ones are",
-        UNKNOWN_FIELDS,
+        "ignore", "warn of unknown body fields, or refuse them with 400 as misspelt ones are", UNKNOWN_FIELDS
     )
     allow_delete: bool = option(False, "allow DELETE /api/delete to delete model files")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DeadlinePassed, PenstockError
 from penstock.server.engines.direct import DirectWriter, Encode, OpenBody
 from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.http.relay import CURRENT_RELAY
 from penstock.server.loras.registry import ServedLora
 from penstock.server.model import ServedModel
 from penstock.server.observe.trace import Trace
@@ -32,14 +33,18 @@ class Usage:
     num_cached: int = 0
     energy_j: float | None = None  # where the hardware tells
 
+    @property
+    def energy(self) -> dict[str, float]:
+        """The field of the energy, the same in every API; empty where the hardware does not tell."""
+        return {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
+
     def to_openai(self) -> dict[str, object]:
-        energy = {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
             "total_tokens": self.num_prompt + self.num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
-            **energy,
+            **self.energy,
         }
 
 
@@ -101,6 +106,8 @@ class Generation:
         self.times = Times(min(flight.begun_s for flight in flights), trace=self.trace)
         self._last_s = 0.0  # of the last delta
         self.loras: list[ServedLora] = []  # held until it ends
+        self.relay = CURRENT_RELAY.get()  # of a router that may continue it elsewhere
+        self.open_body: OpenBody | None = None  # of the response
 
     @property
     def relaxed(self) -> dict[str, list[str]]:
@@ -143,12 +150,23 @@ class Generation:
     async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         try:
             async with contextlib.aclosing(self._merge()) as items:
+                self._commit()
                 async for index, batch in items:
                     self._record(batch, time.monotonic())
-                    yield index, batch
+                    if self.relay is None:
+                        yield index, batch
+                        continue
+                    for part in self.relay.cut(self.flights[index], batch):
+                        yield index, part
+                        self._commit()
             self.times.end_s = time.monotonic()
         finally:
             self.close()
+
+    def _commit(self) -> None:
+        """Mark for a router what is sent: whoever reads the stream asks for more."""
+        if self.relay is not None:
+            self.relay.commit(self.open_body)
 
     def _record(self, batch: Sequence[StreamDelta], now_s: float) -> None:
         """Count a batch of deltas, and the time since the one before."""
@@ -172,6 +190,8 @@ class Generation:
         long to format."""
         engine, flight = self.model.engine, self.flights[0]
         if len(self.flights) == 1 and engine is not None and flight.request.sampling.prompt_logprobs is None:
+            if self.relay is not None:
+                encode = self.relay.mark_each(flight, encode)
             flight.writer = DirectWriter(body, encode, self._record, self.fail, engine.dispatcher.unwritten)
 
     async def wait(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.server.common.fields import RequestBody
 from penstock.server.http.context import cancel_on_disconnect, json_response, read_body, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.model import ServedModel
+from penstock.server.observe.snapshot import describe_replica
 
 MAX_NAME_CHARS = 1_000
 MAX_STORED = 500  # models on disk, as listed
@@ -111,17 +113,20 @@ def _describe(catalog: Catalog, model: ServedModel, file_bytes: int | None) -> d
             "cache_bytes": facts.kv_cache_bytes,
             "cache_tokens": facts.kv_cache_tokens,
             "gpu_bytes": facts.gpu_bytes,
-            "resident_bytes": None if engine.pid is None else _resident_bytes(engine.pid),
+            "resident_bytes": _resident_bytes([one.pid for one in engine.engines]),
             "load_s": round(facts.load_s, 3),
             "restarts": engine.num_restarts,
         }
+        if len(engine.engines) > 1:
+            shown["replicas"] = [describe_replica(one) for one in engine.engines]
     return shown
 
 
-def _resident_bytes(pid: int) -> int | None:
-    """Return the memory that a process has of the machine; files that it maps count too."""
+def _resident_bytes(pids: Sequence[int | None]) -> int | None:
+    """Return the memory that processes have of the machine; files that they map count too."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids if pid is not None)
+        return pages * os.sysconf("SC_PAGE_SIZE") or None
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,15 @@ LOADED = {  # metric: (help, the field of an engine's facts)
 }
 
 
+ENGINE_LABELS = ["model_name", "replica"]
+
+
+def list_engines(catalog: Catalog) -> list[tuple[list[str], RemoteEngine]]:
+    """List all engines with the values of their labels."""
+    fleets = [(model.name, model.engine.engines) for model in catalog if model.engine is not None]
+    return [([name, str(number)], engine) for name, engines in fleets for number, engine in enumerate(engines)]
+
+
 class MachineCollector:
     """Collects them on demand."""
 
@@ -37,63 +46,63 @@ class MachineCollector:
         build = GaugeMetricFamily("penstock:build_info", "Versions.", labels=["version", "python"])
         build.add_metric([VERSION, platform.python_version()], 1)
         yield build
-        engines = {model.name: model.engine for model in self._catalog if model.engine is not None}
+        engines = list_engines(self._catalog)
         yield _memory(engines)
         for name, (help, field) in LOADED.items():
-            gauge = GaugeMetricFamily(name, help, labels=["model_name"])
-            for model, engine in engines.items():
+            gauge = GaugeMetricFamily(name, help, labels=ENGINE_LABELS)
+            for labels, engine in engines:
                 if engine.facts is not None:
-                    gauge.add_metric([model], getattr(engine.facts, field))
+                    gauge.add_metric(labels, getattr(engine.facts, field))
             yield gauge
         config = GaugeMetricFamily(
-            "penstock:cache_config_info", "The cache's settings.", labels=["model_name", *CONFIG]
+            "penstock:cache_config_info", "The cache's settings.", labels=[*ENGINE_LABELS, *CONFIG]
         )
-        for model, engine in engines.items():
+        for labels, engine in engines:
             if engine.facts is not None:
                 values = {name: value for name, value, _ in engine.facts.settings}
-                config.add_metric([model, *(str(values.get(name, "")).lower() for name in CONFIG)], 1)
+                config.add_metric([*labels, *(str(values.get(name, "")).lower() for name in CONFIG)], 1)
         yield config
         yield from _counters(engines)
         yield _steps(engines)
 
 
-def _memory(engines: dict[str, RemoteEngine]) -> Metric:
+def _memory(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
     gauge = GaugeMetricFamily(
         "penstock:resident_memory_bytes",
         "Memory of our processes, maps of files included.",
-        labels=["process", "model_name"],
+        labels=["process", *ENGINE_LABELS],
     )
-    pids = {("api", ""): os.getpid(), **{("engine", model): engine.pid for model, engine in engines.items()}}
-    for labels, pid in pids.items():
+    pids = [(["api", "", ""], os.getpid()), *((["engine", *labels], engine.pid) for labels, engine in engines)]
+    for labels, pid in pids:
         with suppress(OSError, ValueError, IndexError):
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            gauge.add_metric(list(labels), pages * os.sysconf("SC_PAGE_SIZE"))
+            gauge.add_metric(labels, pages * os.sysconf("SC_PAGE_SIZE"))
     return gauge
 
 
-def _counters(engines: dict[str, RemoteEngine]) -> Iterator[Metric]:
+def _counters(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Iterator[Metric]:
     cached = CounterMetricFamily(
-        "penstock:prompt_tokens_cached", "Prompt tokens that were not computed again.", labels=["model_name"]
+        "penstock:prompt_tokens_cached", "Prompt tokens that were not computed again.", labels=ENGINE_LABELS
     )
     energy = CounterMetricFamily(
-        "penstock:energy_joules", "Energy while requests ran, and while none did.", labels=["model_name", "state"]
+        "penstock:energy_joules", "Energy while requests ran, and while none did.", labels=[*ENGINE_LABELS, "state"]
     )
-    for model, engine in engines.items():
-        cached.add_metric([model], engine.total("num_cached_tokens"))
+    for labels, engine in engines:
+        cached.add_metric(labels, engine.total("num_cached_tokens"))
         if "busy_j" in engine.stats:
-            energy.add_metric([model, "busy"], engine.total("busy_j"))
-            energy.add_metric([model, "idle"], engine.total("idle_j"))
+            energy.add_metric([*labels, "busy"], engine.total("busy_j"))
+            energy.add_metric([*labels, "idle"], engine.total("idle_j"))
     yield cached
     yield energy
 
 
-def _steps(engines: dict[str, RemoteEngine]) -> Metric:
-    family = HistogramMetricFamily("penstock:iteration_tokens_total", "Tokens per engine step.", labels=["model_name"])
-    for model, engine in engines.items():
+def _steps(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
+    family = HistogramMetricFamily("penstock:iteration_tokens_total", "Tokens per engine step.", labels=ENGINE_LABELS)
+    for labels, engine in engines:
         total, buckets = 0.0, []
         for end in STEP_TOKENS:
             total += engine.total(f"num_steps_to_{end}")
             buckets.append((str(float(end)), total))
         buckets.append(("+Inf", total + engine.total("num_steps_beyond")))
-        family.add_metric([model], buckets, engine.total("num_step_tokens"))
+        family.add_metric(labels, buckets, engine.total("num_step_tokens"))
     return family

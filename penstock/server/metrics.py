@@ -10,12 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.config import EngineConfig
-from penstock.server.engines.engine import sum_totals
+from penstock.server.engines.fleet import sum_totals
 from penstock.server.histogram import GapHistogram, LoopHistogram
-from penstock.server.machine_metrics import MachineCollector
+from penstock.server.machine_metrics import ENGINE_LABELS, MachineCollector, list_engines
 
 if TYPE_CHECKING:
     from penstock.server.catalog import Catalog
+    from penstock.server.engines.engine import RemoteEngine
     from penstock.server.generation import Generation
 
 # vLLM's buckets
@@ -167,40 +168,49 @@ class _EngineCollector:
         self._catalog = catalog
 
     def collect(self) -> Iterator[Metric]:
-        engines = {model.name: model.engine for model in self._catalog if model.engine is not None}
+        fleets = {model.name: model.engine for model in self._catalog if model.engine is not None}
+        engines = list_engines(self._catalog)
         for name, (help, key) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, help, labels=["model_name"])
-            for model, engine in engines.items():
+            gauge = GaugeMetricFamily(name, help, labels=ENGINE_LABELS)
+            for labels, engine in engines:
                 stats = engine.stats
                 used = stats.get("num_used_blocks", 0) / max(1, stats.get("num_blocks", 1))
-                gauge.add_metric([model], stats.get(key, 0) if key else used)
+                gauge.add_metric(labels, stats.get(key, 0) if key else used)
             yield gauge
         for name, (help, key) in COUNTERS.items():
-            counter = CounterMetricFamily(name, help, labels=["model_name"])
-            for model, engine in engines.items():
-                counter.add_metric([model], engine.total(key))
+            counter = CounterMetricFamily(name, help, labels=ENGINE_LABELS)
+            for labels, engine in engines:
+                counter.add_metric(labels, engine.total(key))
             yield counter
         accepted = CounterMetricFamily(
             PER_POSITION, "Accepted draft tokens, by place in the draft.", labels=["model_name", "position"]
         )
-        for model, engine in engines.items():
+        for model, fleet in fleets.items():
             for place in range(NUM_POSITIONS):
-                accepted.add_metric([model, str(place)], engine.total(f"num_accepted_at_{place}"))
+                accepted.add_metric([model, str(place)], fleet.total(f"num_accepted_at_{place}"))
         yield accepted
         for name, (help, prefix) in PER_DRAFTER.items():
             counter = CounterMetricFamily(name, help, labels=["model_name", "drafter"])
-            for model, engine in engines.items():
-                for drafter, count in sum_totals(engine, prefix).items():
+            for model, fleet in fleets.items():
+                for drafter, count in sum_totals(fleet, prefix).items():
                     counter.add_metric([model, drafter], count)
             yield counter
         waiting = GaugeMetricFamily("penstock:num_requests_waiting", "Waiting requests.", labels=["model_name"])
-        restarts = CounterMetricFamily("penstock:engine_restarts", "Engine restarts.", labels=["model_name"])
-        for model, engine in engines.items():
-            waiting.add_metric([model], len(engine.admission) + engine.stats.get("num_waiting", 0))
-            restarts.add_metric([model], engine.num_restarts)
+        for model, fleet in fleets.items():
+            waiting.add_metric([model], len(fleet.admission) + fleet.stats.get("num_waiting", 0))
         yield waiting
-        yield restarts
+        yield from _count_states(engines)
         yield from _count_loras(self._catalog)
+
+
+def _count_states(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Iterator[Metric]:
+    """Describe which engines are up, and how often they were restarted."""
+    ready = GaugeMetricFamily("penstock:engine_ready", "1 while the engine responds.", labels=ENGINE_LABELS)
+    restarts = CounterMetricFamily("penstock:engine_restarts", "Engine restarts.", labels=ENGINE_LABELS)
+    for labels, engine in engines:
+        ready.add_metric(labels, float(engine.is_ready))
+        restarts.add_metric(labels, engine.num_restarts)
+    yield from (ready, restarts)
 
 
 def _count_loras(catalog: Catalog) -> Iterator[Metric]:

@@ -18,14 +18,15 @@ from penstock.api.defaults import Defaults, from_wire
 from penstock.engine.messages import Answer, Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
 from penstock.host.gguf_parts import model_files
+from penstock.host.samples import find_cpu_features, sample_files
 from penstock.host.version import VERSION
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram
 from penstock.sandbox.service import TextService
 from penstock.server.config import ServerConfig
 from penstock.server.engines.admission import AdmissionQueue
-from penstock.server.engines.engine import RemoteEngine
-from penstock.server.engines.process import WORKER
+from penstock.server.engines.fleet import Fleet
+from penstock.server.engines.process import WORKER, Launch
 from penstock.server.loras.registry import LoraRegistry
 from penstock.text.chat.template import read_template
 from penstock.text.intake import Intake, Prepared
@@ -34,6 +35,16 @@ from penstock.text.tokenizers.decoding import TokenizerInfo
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Request, SamplingParams
 
+SETTINGS_OF_TOKENS = (
+    "device",
+    "dtype",
+    "quantization",
+    "activation_dtype",
+    "kv_cache_dtype",
+    "load_format",
+    "seed",
+    "max_model_len",
+)
 IDS_PER_YIELD = 4096  # decoded before the event loop gets control
 MAX_CONCURRENT_PROMPTS = 64  # per request, in the tokenizer's processes
 
@@ -173,22 +184,16 @@ class ServedModel:
         self._used_s = time.monotonic()
         self.keep_alive_s = math.inf  # idle time until it is unloaded
         self.is_unloaded = False  # loaded again on demand
+        launch = Launch(model, dict(options), folder, config.data_parallel_size, command)
         self._make_engine = partial(
-            RemoteEngine,
-            name,
-            model,
-            options,
-            folder,
-            admission,
-            hang_s=config.hang_timeout,
-            command=command,
-            on_found=self._start_text,
+            Fleet, name, launch, admission, hang_s=config.hang_timeout, on_found=self._start_text
         )
         self.admission = admission
         self.loras = LoraRegistry(self._ask, is_enabled=bool(options.get("enable_lora")))
-        self.engine: RemoteEngine | None = None
+        self.engine: Fleet | None = None
         self.path: Path | None = None
         self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of
+        self._identity: tuple[Ready, str] | None = None
         self._seed = options.get("seed")
         self._task: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
@@ -224,7 +229,7 @@ class ServedModel:
         if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
             self._close_text()  # of a failed attempt
             self.engine = self._make_engine()
-            self.engine.list_first = self.loras.list_messages
+            self.engine.list_first(self.loras.list_messages)
             self._task = asyncio.ensure_future(self.engine.run())
             self._ready = asyncio.ensure_future(self._prepare(self.engine))
         await asyncio.shield(self._ready)
@@ -232,7 +237,7 @@ class ServedModel:
         if self.engine is not None and self.engine.failure:
             raise EngineFailed(self.engine.failure)
 
-    async def _prepare(self, engine: RemoteEngine) -> None:
+    async def _prepare(self, engine: Fleet) -> None:
         facts = await engine.wait_ready()
         self.tokenizer = None
         if self._facts is not None:
@@ -319,13 +324,13 @@ class ServedModel:
         return sum(file.stat().st_size for file in model_files(path))
 
     @property
-    def running(self) -> RemoteEngine:
+    def running(self) -> Fleet:
         if self.engine is None:
             raise EngineFailed(f"{self.name} is not loaded")
         return self.engine
 
     async def _ask(self, message: object) -> Answer:
-        return await self.running.controls.ask(message)
+        return await self.running.ask(message)
 
     @property
     def facts(self) -> Ready:
@@ -339,6 +344,16 @@ class ServedModel:
         if self._text is None:
             raise EngineFailed(f"{self.name} is not loaded")
         return self._text
+
+    async def identify(self, loras: Sequence[str] = ()) -> str:
+        """Return a hash that is equal for servers that give the same tokens: of the weights, of what computes with them
+        and of adapters."""
+        facts = self.facts
+        if self._identity is None or self._identity[0] is not facts:
+            digest = await asyncio.to_thread(sample_files, self.path or Path(self.model))
+            values = {name: value for name, value, _ in facts.settings if name in SETTINGS_OF_TOKENS}
+            self._identity = facts, f"{VERSION}:{digest}:{facts.architecture}:{values}:{find_cpu_features()}"
+        return hashlib.blake2b(f"{self._identity[1]}:{sorted(loras)}".encode(), digest_size=12).hexdigest()
 
     @property
     def fingerprint(self) -> str:

@@ -17,6 +17,8 @@ from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.generation import Generation
 from penstock.server.http.access import AccessLog
 from penstock.server.http.context import Client, new_id
+from penstock.server.http.errors import ApiError
+from penstock.server.http.relay import CURRENT_RELAY, Relay
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
 from penstock.server.observe.live import LiveHub
@@ -72,6 +74,7 @@ class Server:
         trace.loras = tuple(dict.fromkeys(use.name for use in loras))
         prompts = [(replace(encoded, loras=loras), params) for encoded, params in prompts]
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
+        relay = CURRENT_RELAY.get()
         requests = [
             model.make_request(
                 encoded,
@@ -84,6 +87,11 @@ class Server:
             )
             for (encoded, params), is_ready in zip(prompts, prepared)
         ]
+        if relay is not None:
+            requests = [
+                one if one.sampling.seed is not None else replace(one, seed=relay.seed(number))
+                for number, one in enumerate(requests)
+            ]
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
@@ -100,12 +108,25 @@ class Server:
         ]
         for flight in flights:
             flight.collector.engine_applied = model.facts.applied
+        if relay is not None:
+            await self._attach(relay, model, flights)
         model.touch()
-        model.running.submit(*flights)
+        if waiting := [flight for flight in flights if flight.is_open]:
+            model.running.submit(*waiting)
         generation = Generation(model, flights, self.metrics, self._forget, trace)
         generation.loras = model.loras.hold(loras)
         self.generations.add(generation)
         return generation
+
+    async def _attach(self, relay: Relay, model: ServedModel, flights: Sequence[InFlightRequest]) -> None:
+        """Let a router continue this request elsewhere, or continue one that it lost elsewhere."""
+        loras = {use.name: model.loras.get(use.name) for flight in flights for use in flight.request.loras}
+        relay.kind = await model.identify([one.fingerprint for one in loras.values() if one is not None])
+        if relay.resume is not None and relay.resume.kind != relay.kind:
+            raise ApiError(
+                409, "this stream was begun by another model or version: it cannot go on here", code="other_model"
+            )
+        await relay.restore(flights)
 
     def _forget(self, generation: Generation) -> None:
         self.generations.discard(generation)

@@ -11,11 +11,13 @@ from starlette.routing import Match
 
 from penstock.host.version import VERSION
 from penstock.hub.names import looks_like_path
+from penstock.server.catalog import Catalog
 from penstock.server.http.context import json_response, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
 from penstock.server.loras.registry import describe
 from penstock.server.model import ServedModel
+from penstock.server.observe.snapshot import describe_replica
 
 
 async def live(request: Request) -> Response:
@@ -27,9 +29,17 @@ async def ready(request: Request) -> Response:
     """Report if the model is loaded, its engine responds and requests are accepted."""
     server = server_of(request)
     if server.is_ready:
-        return json_response({"status": "ready"})
+        return json_response({"status": "ready", **_count_replicas(server.catalog)})
     reason, retry_s = ("stopping", 1) if server.is_draining else server.catalog.not_ready_reason
     return json_response({"status": reason}, 503, {"Retry-After": str(retry_s)})
+
+
+def _count_replicas(catalog: Catalog) -> dict[str, Any]:
+    """Count the first model's engines, where there are several."""
+    engine = catalog.default.engine
+    if engine is None or len(engine.engines) == 1:
+        return {}
+    return {"replicas": len(engine.engines), "replicas_ready": engine.num_ready}
 
 
 async def version(request: Request) -> Response:
@@ -107,6 +117,7 @@ async def info(request: Request) -> Response:
                 "load_s": facts.load_s,
                 "pid": one.running.pid,
                 "num_restarts": one.running.num_restarts,
+                **_list_replicas(one),
                 "stats": one.running.stats,
                 "loras": [describe(lora) for lora in one.loras],
                 "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings],
@@ -116,6 +127,11 @@ async def info(request: Request) -> Response:
             }
         shown.append(entry)
     return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
+
+
+def _list_replicas(model: ServedModel) -> dict[str, Any]:
+    engines = model.running.engines
+    return {"replicas": [describe_replica(engine) for engine in engines]} if len(engines) > 1 else {}
 
 
 def _list_public_facts(model: ServedModel) -> dict[str, Any]:
@@ -147,6 +163,7 @@ async def list_running(request: Request) -> Response:
                         "num_output_tokens": sum(len(tokens) for tokens in flight.outputs.values()),
                         "max_tokens": flight.request.max_tokens,
                         "num_siblings": flight.request.num_siblings,
+                        **({"replicas": flight.trace.replicas} if flight.trace.replicas else {}),
                     }
                 )
     return json_response({"pid": server.pid, "uptime_s": time.time() - server.begun_s, "requests": rows})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
+
+from penstock.host.ids import make_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ Event = TextDelta | ReasoningDelta | CallBegin | CallArguments
 
 
 def new_call_id() -> str:
-    return "call_" + secrets.token_hex(12)
+    return "call_" + make_id()
 
 
 SPACE = re.compile(r"\s*")

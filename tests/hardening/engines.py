@@ -1,4 +1,4 @@
-"""A RemoteEngine over the scripted worker, and what its flights say."""
+"""A fleet over the scripted worker, and what its flights say."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.engines.admission import AdmissionQueue
-from penstock.server.engines.engine import RemoteEngine
+from penstock.server.engines.fleet import Fleet
 from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.engines.process import Launch
 from penstock.types import Request, SamplingParams
 from tests.hardening.scripted_worker import token_at
 
@@ -51,18 +52,16 @@ async def hear(flight: InFlightRequest) -> dict[int, list[int]]:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, admission: AdmissionQueue | None = None, hang_s: float = 5.0, **options: Any
-) -> AsyncIterator[RemoteEngine]:
+    folder: Path, admission: AdmissionQueue | None = None, hang_s: float = 5.0, size: int = 1, **options: Any
+) -> AsyncIterator[Fleet]:
     """Started, and not yet ready."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-    engine = RemoteEngine(
+    command = (sys.executable, "-m", "tests.hardening.scripted_worker")
+    engine = Fleet(
         "scripted",
-        "none",
-        {"folder": str(folder), **options},
-        folder,
+        Launch("none", {"folder": str(folder), **options}, folder, size, command),
         AdmissionQueue(512, 1 << 20) if admission is None else admission,
         hang_s=hang_s,
-        command=(sys.executable, "-m", "tests.hardening.scripted_worker"),
     )
     task = asyncio.ensure_future(engine.run())
     try:
@@ -70,7 +69,8 @@ async def running(
     finally:
         await engine.close()
         await asyncio.gather(task, return_exceptions=True)
-        assert engine.pid is None or not os.path.exists(f"/proc/{engine.pid}")
+        for one in engine.engines:
+            assert one.pid is None or not os.path.exists(f"/proc/{one.pid}")
 
 
 async def until(claim: Any) -> None:

@@ -14,19 +14,19 @@ import pytest
 
 from penstock.engine.messages import Beat
 from penstock.errors import EngineFailed, InvalidModel
-from penstock.server.engines import dispatcher as dispatcher_module
-from penstock.server.engines import engine as engine_module
-from penstock.server.engines.dispatcher import MAX_STRIKES, SOLID_TOKENS, TRIAL_S, Quarantine
-from penstock.server.engines.engine import (
+from penstock.server.engines import quarantine as quarantine_module
+from penstock.server.engines import watchdog as watchdog_module
+from penstock.server.engines.fleet import Fleet
+from penstock.server.engines.in_flight import RequestPart
+from penstock.server.engines.quarantine import MAX_STRIKES, SOLID_TOKENS, TRIAL_S, Quarantine
+from penstock.server.engines.watchdog import (
     MAX_DELAY_S,
     MIN_CONFIRMATIONS,
     MIN_LOAD_SILENCE_S,
     WATCH_S,
     Backoff,
-    RemoteEngine,
     Watchdog,
 )
-from penstock.server.engines.in_flight import RequestPart
 from tests.hardening.engines import hear, make_flight, running, until
 from tests.hardening.scripted_worker import DEATH, HANG, LATE_DEATH, MUTE, STUMBLE
 from tests.server.running import RunningServer
@@ -34,7 +34,7 @@ from tests.server.running import RunningServer
 pytestmark = pytest.mark.timeout(180)  # against tests that hang
 
 
-async def _kill(engine: RemoteEngine, number: int = signal.SIGKILL) -> None:
+async def _kill(engine: Fleet, number: int = signal.SIGKILL) -> None:
     assert engine.pid is not None
     os.kill(engine.pid, number)
     await until(lambda: not engine.is_ready)
@@ -42,9 +42,9 @@ async def _kill(engine: RemoteEngine, number: int = signal.SIGKILL) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "FIRST_DELAY_S", 0.02)
-    monkeypatch.setattr(engine_module, "MIN_LOAD_SILENCE_S", 2.0)
-    monkeypatch.setattr("penstock.server.engines.dispatcher.QUIET_S", 0.2)
+    monkeypatch.setattr(watchdog_module, "FIRST_DELAY_S", 0.02)
+    monkeypatch.setattr(watchdog_module, "MIN_LOAD_SILENCE_S", 2.0)
+    monkeypatch.setattr("penstock.server.engines.quarantine.QUIET_S", 0.2)
 
 
 def test_engine_killed_while_loading_is_tried_for_ever(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_hangs_with_answers_between_are_no_end(tmp_path: Path) -> None:
                 flight = make_flight()
                 engine.submit(flight)
                 await hear(flight)
-            assert engine.failure is None and engine._backoff.num_failures == 0
+            assert engine.failure is None and engine.engines[0]._backoff.num_failures == 0
 
     asyncio.run(run())
 
@@ -142,8 +142,8 @@ def test_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypat
 
 
 def test_closing_does_not_wait_for_the_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "FIRST_DELAY_S", 3600.0)
-    monkeypatch.setattr(engine_module, "MAX_DELAY_S", 3600.0)
+    monkeypatch.setattr(watchdog_module, "FIRST_DELAY_S", 3600.0)
+    monkeypatch.setattr(watchdog_module, "MAX_DELAY_S", 3600.0)
 
     async def run() -> None:
         async with running(tmp_path, loads=["ok", "die", "die"]) as engine:
@@ -203,7 +203,7 @@ def test_a_request_that_says_nothing_holds_up_no_suspect(tmp_path: Path, monkeyp
             assert mute.is_open
             engine.abort(mute)
 
-    monkeypatch.setattr("penstock.server.engines.dispatcher.TRIAL_S", 0.5)
+    monkeypatch.setattr("penstock.server.engines.quarantine.TRIAL_S", 0.5)
     asyncio.run(run())
 
 
@@ -272,7 +272,7 @@ def test_kills_from_outside_condemn_nobody() -> None:
         now += 10
         quarantine.open(now)
         if life % 3:
-            now += dispatcher_module.QUIET_S + 0.1
+            now += quarantine_module.QUIET_S + 0.1
             present += quarantine.next_group(now)
         present, condemned = quarantine.handle_death(present, True)
         assert not condemned
@@ -284,7 +284,7 @@ def test_the_culprit_among_many_is_found_in_few_deaths() -> None:
     while True:
         now += 10
         quarantine.open(now)
-        now += dispatcher_module.QUIET_S + 0.1
+        now += quarantine_module.QUIET_S + 0.1
         while guilty not in present:
             group = quarantine.next_group(now)
             present += group
@@ -308,8 +308,8 @@ def test_trial_that_shows_nothing_ends_and_the_next_is_longer() -> None:
         present, _ = quarantine.handle_death([part], True)
     assert not present and len(quarantine) == 1
     quarantine.open(0.0)
-    begin_s = dispatcher_module.QUIET_S + 1
-    assert quarantine.next_group(dispatcher_module.QUIET_S / 2) == []
+    begin_s = quarantine_module.QUIET_S + 1
+    assert quarantine.next_group(quarantine_module.QUIET_S / 2) == []
     assert quarantine.next_group(begin_s) == [part] and part in quarantine
     quarantine.expire(begin_s + TRIAL_S / 2)
     assert part in quarantine
@@ -349,7 +349,7 @@ def test_standing_still_is_not_the_engines_fault() -> None:
 def test_loading_may_be_silent_for_longer_and_longer() -> None:
     watchdog = Watchdog(1.0)
     first = watchdog.max_silent_s
-    assert first == engine_module.MIN_LOAD_SILENCE_S <= MIN_LOAD_SILENCE_S
+    assert first == watchdog_module.MIN_LOAD_SILENCE_S <= MIN_LOAD_SILENCE_S
     watchdog._num_load_hangs = 2
     assert watchdog.max_silent_s == 4 * first
     watchdog.mark_ready()

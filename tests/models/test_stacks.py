@@ -13,8 +13,9 @@ import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.layer import Merge
-from penstock.models.load import Source, from_checkpoint, match, read_blocks
+from penstock.models.load import match
 from penstock.models.names import LLAMA, Names, Stored, take_number
+from penstock.models.reading import Source, from_checkpoint, read_blocks
 from penstock.ops import FORMATS
 from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.packed import GgmlMatrix

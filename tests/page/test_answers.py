@@ -218,6 +218,7 @@ def test_tool_calls_are_answered_by_hand(chat: ChatPage) -> None:
     chat.set_parameter("Tools", "[{]")
     assert "not JSON" in chat.page.locator(".json-foot .mark").last.inner_text()
     chat.set_parameter("Tools", TOOLS)
+    chat.set_parameter("Calls", "required")
     chat.ask("Add 1 and 2")
     assert json.loads(chat.page.locator(".call pre").first.inner_text()) == {"a": 1, "b": 2}
     chat.page.get_by_label("Result of add").first.fill("3")
@@ -234,7 +235,8 @@ def test_tool_calls_are_answered_by_hand(chat: ChatPage) -> None:
         {"role": "tool", "tool_call_id": "call-0", "content": "3"},
         {"role": "tool", "tool_call_id": "call-1", "content": "nothing"},
     ]
-    assert chat.bodies[0]["tools"] == json.loads(TOOLS) and chat.bodies[0]["tool_choice"] == "auto"
+    assert chat.bodies[0]["tools"] == json.loads(TOOLS)
+    assert [body["tool_choice"] for body in chat.bodies] == ["required", "auto"], "with the results it may answer"
 
 
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'
@@ -326,6 +328,20 @@ def test_tokens_show_their_alternatives(chat: ChatPage) -> None:
     rows = chat.page.locator(".alternative").all_inner_texts()
     assert ["·blue" in rows[0], "90.5 %" in rows[0], "·red" in rows[1], "8.2 %" in rows[1]] == [True] * 4
     assert "chosen" in str(chat.page.locator(".alternative").nth(1).get_attribute("class"))
+
+
+def test_alternatives_are_shown_where_there_is_room(chat: ChatPage) -> None:
+    top = [{"token": f"word{at}", "logprob": -3.0} for at in range(8)]
+    entries = [{"token": "line\n", "logprob": -1.0, "top_logprobs": top} for _ in range(60)]
+    chat.script([{"delta": {"content": "line\n" * 60}, "logprobs": {"content": entries}}])
+    chat.set_parameter("Keep log probabilities", "true")
+    chat.ask("Go")
+    chat.press("Tokens and their shares")
+    for at in (0, 30, 59):
+        chat.page.locator(".token").nth(at).scroll_into_view_if_needed()
+        chat.page.locator(".token").nth(at).hover()
+        shown, seen = (chat.page.locator(name).bounding_box() for name in (".alternatives", ".scroller"))
+        assert shown["y"] >= seen["y"] and shown["y"] + shown["height"] <= seen["y"] + seen["height"], at
 
 
 def test_figures_of_drafts_and_cache_are_shown(chat: ChatPage) -> None:

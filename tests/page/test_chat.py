@@ -150,6 +150,47 @@ def test_full_storage_is_told(chat: ChatPage) -> None:
     assert "storage for this page is full" in chat.page.locator(".toast.error").first.inner_text()
 
 
+def test_two_tabs_lose_nothing_of_each_other(chat: ChatPage) -> None:
+    """Both add to one conversation: the second becomes a branch."""
+    chat.script("One.", "Three.")
+    chat.ask("First")
+    page = chat.page.context.new_page()
+    page.goto(chat.page.url)
+    other = ChatPage(page, chat.trouble)
+    page.locator(".conversation-name").click()
+    page.wait_for_selector(".message.assistant")
+    other.script("Two.")
+    assert other.ask("Second") == "Two."
+    assert chat.ask("Third") == "Three."
+    chat.wait("document.querySelector('.turn span')?.textContent === '1 / 2'")
+    chat.page.reload()
+    chat.page.locator(".conversation-name").click()
+    assert chat.page.locator(".said").all_inner_texts() == ["First", "Third"]
+    chat.press("Branch after")
+    assert chat.page.locator(".said").all_inner_texts() == ["First", "Second"] and chat.text == "Two."
+
+
+PASTE = """(num) => {
+    const data = new DataTransfer();
+    data.setData("text/plain", "lorem ipsum ".repeat(num));
+    const pasted = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+    return document.querySelector(".composer-field").dispatchEvent(pasted);
+}"""
+
+
+def test_long_messages_do_not_freeze_the_tab(chat: ChatPage) -> None:
+    """12 MB are kept out with a word; of half a megabyte the beginning is shown."""
+    assert chat.page.evaluate(PASTE, 1_000_000) is False
+    assert "12,000,000 characters, and 1,048,576 is the limit" in chat.page.locator(".toast.error").inner_text()
+    assert chat.page.evaluate(PASTE, 10) is True
+    chat.script("Read.")
+    chat.ask("river " * 80_000)
+    said = chat.page.locator(".said")
+    assert len(said.inner_text()) < 21_000 and len(chat.bodies[0]["messages"][0]["content"]) == 480_000
+    chat.page.get_by_role("button", name="show all 480,000 characters").click()
+    chat.wait("document.querySelector('.said').textContent.length === 480_000")
+
+
 def test_one_answer_is_written_at_a_time(chat: ChatPage) -> None:
     chat.set_parameter("Most tokens", "30")
     chat.ask("Name a river.")

@@ -157,6 +157,13 @@ def test_a_timeline_adds_up(served: RunningServer, tab: LiveTab) -> None:
     tab.wait("location.hash.startsWith('#/requests/cmpl-') && document.querySelector('.stage-list li')")
 
 
+def test_requests_that_ended_are_listed(served: RunningServer, tab: LiveTab) -> None:
+    """Also where the live view was never opened."""
+    id = complete(served, "one", max_tokens=2).json()["id"]
+    tab.open(f"{served.url}/#/requests", **ROOT)
+    tab.wait(f"document.querySelector('.rows tbody')?.innerText.includes('{id[-8:]}')")
+
+
 def test_an_unknown_request_is_told(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/requests/{HOSTILE}", **ROOT)
     tab.wait("document.querySelector('[role=alert]:not([hidden])')")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.models import load
+from penstock.models import load, reading
 from penstock.models.decoder import Decoder
 from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.ops import OpTable
@@ -33,9 +33,9 @@ def make(
     **options: Any,
 ) -> Decoder:
     """Load random weights, those of norms too, on the CPU, with the bodies and `rules` of a device."""
-    usual = load.from_seed
+    usual = reading.from_seed
 
-    def vary(*given: Any) -> load.Take:
+    def vary(*given: Any) -> reading.Take:
         take = usual(*given)
 
         def taken(name: str) -> torch.Tensor:
@@ -46,7 +46,7 @@ def make(
 
     ops = OpTable(device, exact)
     with monkeypatch.context() as patch:
-        patch.setattr(load, "from_seed", vary)
+        patch.setattr(reading, "from_seed", vary)
         finish = Lower(ops, options.get("quantization") == "fp8", rules)
         made = load.load_model(None, spec_from_config(config), dummy_seed=3, finish=finish, **options)
     assert isinstance(made, Decoder)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from penstock import layers
 from penstock.models.decoder import Build, linears, store_fp8
-from penstock.models.load import from_seed
 from penstock.models.pooling import Pooling
+from penstock.models.reading import from_seed
 from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.ops import OpTable
 from penstock.ops.matmul.epilogue import Epilogue

@@ -138,8 +138,8 @@ def test_a_folder_stays_packed(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     checkpoint = open_checkpoint(tmp_path / "quantized")
     spec, storage = spec_from_config(checkpoint.config), load.storage
 
-    def on_gpu(ops: Any, take: Any, options: load.Options, checkpoint: Any, sources: Any) -> Any:
-        return storage(ops, take, replace(options, on_gpu=True, quantization=load.PACKED), checkpoint, sources)
+    def on_gpu(ops: Any, take: Any, options: load.Options, *others: Any) -> Any:
+        return storage(ops, take, replace(options, on_gpu=True, quantization=load.PACKED), *others)
 
     wide = load.load_model(checkpoint, spec, dtype=torch.float32)
     monkeypatch.setattr(load, "storage", on_gpu)

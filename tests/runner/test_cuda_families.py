@@ -19,7 +19,7 @@ import triton  # noqa: E402
 import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
 from penstock import layers, ops  # noqa: E402
 from penstock.layers import KvCache  # noqa: E402
-from penstock.models import decoder, load  # noqa: E402
+from penstock.models import decoder, load, reading  # noqa: E402
 from penstock.models.decoder import Decoder, Encoder  # noqa: E402
 from penstock.models.load import load_model  # noqa: E402
 from penstock.models.memory import KvMemory, LatentMemory  # noqa: E402
@@ -117,14 +117,14 @@ def loaded(
     described: dict[str, Any], monkeypatch: pytest.MonkeyPatch, device: str = "cuda", rules: Sequence[Rule] = RULES
 ) -> Decoder | Encoder:
     """Random weights, those of norms too, on the CPU, with the bodies and fusions of a device."""
-    usual = load.from_seed
+    usual = reading.from_seed
 
-    def varied(*given: Any) -> load.Take:
+    def varied(*given: Any) -> reading.Take:
         take = usual(*given)
         return lambda name: take(name) + (torch.linspace(-0.3, 0.3, len(take(name))) if take(name).ndim == 1 else 0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "from_seed", varied)
+        patch.setattr(reading, "from_seed", varied)
         ops = OpTable(device)
         finish = Lower(ops, rules=rules)
         return load_model(None, spec_from_config(described), dummy_seed=3, finish=finish)

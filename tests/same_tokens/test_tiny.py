@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ ALIKE = [
     "Olmo2ForCausalLM",
 ]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
+RESTORED = 16  # prompts
 
 
 def prompts() -> list[list[int]]:
@@ -219,6 +221,20 @@ def test_speculation(known: Known) -> None:
         stats = llm.stats()
         assert stats["num_draft_tokens"] >= stats["num_accepted_tokens"] > 0
         assert chunked(llm, prompts(), params(), seed=4) == known.answers
+
+
+def test_restored_after_a_restart(known: Known, tmp_path: Path) -> None:
+    """From files that an engine of before left: together, in chunks, and in a pool that preempts."""
+    few, own, answers = prompts()[:RESTORED], params()[:RESTORED], known.answers[:RESTORED]
+    kept = {"kv_offloading_path": str(tmp_path), "kv_offloading_size": 0.01}
+    with known.make(**kept) as first:
+        assert together(first, few, own) == answers
+    with known.make(**kept) as later:
+        assert together(later, few, own) == answers
+        assert later.stats()["num_restored_tokens"] >= 32
+    with known.make(kv_cache_tokens=192, max_model_len=96, max_num_batched_tokens=64, **kept) as small:
+        assert chunked(small, few, own, seed=5) == answers
+        assert small.stats()["num_restored_tokens"] >= 32
 
 
 @pytest.mark.parametrize("overlap", [1, 2])

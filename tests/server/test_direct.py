@@ -48,14 +48,14 @@ class Stream:
             Request(id="r", tokens=(1, 2), sampling=sampling, max_tokens=max_tokens), None, None
         )
         self.sent: list[Any] = []
-        self.dispatcher = Dispatcher(AdmissionQueue(10, 1000), self.sent.append)
+        self.dispatcher = Dispatcher(AdmissionQueue(10, 1000))
         self.body = ScriptedBody()
         self.failures: list[PenstockError] = []
         self.recorded = 0
         self.flight.writer = DirectWriter(
             self.body, encode, self._record, self.failures.append, self.dispatcher.unwritten
         )
-        self.dispatcher.open(4)
+        self.dispatcher.open(self.dispatcher.replicas.add(self.sent.append), 4)
         self.dispatcher.submit(self.flight)
 
     def _record(self, deltas: Any, now_s: float) -> None:

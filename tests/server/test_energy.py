@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,10 +15,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import AddedToken
 
 from penstock.engine.accounting import WINDOW_S, EnergyAccount, StepAccount
+from penstock.host import energy
 from penstock.host.energy import RaplZone, find_counter, find_zones
+from tests.llm import tiny
 from tests.server.running import RunningServer
+from tests.server.test_infill import MARKS
 
 
 def write_zone(folder: Path, name: str, microjoules: int = 0, most: int = 1 << 40) -> Path:
@@ -106,10 +113,11 @@ def test_steps_are_counted_by_their_tokens() -> None:
     assert found["num_steps_beyond"] == 1 and found["num_step_tokens"] == 40_517 and "busy_j" not in found
 
 
-@pytest.fixture
-def meter(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def meter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A package that uses 10 W."""
-    zone = write_zone(tmp_path / "intel-rapl:0", "package-0")
+    folder = tmp_path_factory.mktemp("powercap")
+    zone = write_zone(folder / "intel-rapl:0", "package-0")
     begun_s, done = time.monotonic(), threading.Event()
 
     def run() -> None:
@@ -120,25 +128,37 @@ def meter(tmp_path: Path) -> Iterator[Path]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield tmp_path
+    yield folder
     done.set()
     thread.join()
 
 
-def test_usage_and_metrics(tiny_model: Path, meter: Path) -> None:
-    flags = (str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny")
-    body = {"prompt": list(range(20, 60)), "max_tokens": 60, "ignore_eos": True}
+@pytest.fixture(scope="module")
+def metered(tmp_path_factory: pytest.TempPathFactory, meter: Path) -> Iterator[RunningServer]:
+    """With the tokens for filling in."""
+    folder = tmp_path_factory.mktemp("metered")
+    tiny.write_config(folder, vocab_size=320, max_position_embeddings=4096)
+    tiny.write_tokenizer(folder)
+    made = tiny.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    made.save(str(folder / "tokenizer.json"))
+    flags = (str(folder), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny")
     with RunningServer(*flags, env={"PENSTOCK_POWERCAP": str(meter)}) as running:
-        answer = httpx.post(f"{running.url}/v1/completions", json=body)
-        energy_mj = answer.json()["usage"]["energy_mj"]
-        told = httpx.get(f"{running.url}/admin/requests/{answer.headers['x-request-id']}").json()
-        assert energy_mj > 0 and told["totals"]["energy_mj"] >= energy_mj
-        time.sleep(1.5)  # the engine tells its figures once a second
-        page = httpx.get(f"{running.url}/metrics").text
-    found = dict(re.findall(r'penstock:energy_joules_total\{model_name="tiny",state="(\w+)"\} (\S+)', page))
+        yield running
+
+
+def test_usage_and_metrics(metered: RunningServer) -> None:
+    body = {"prompt": list(range(20, 60)), "max_tokens": 60, "ignore_eos": True}
+    answer = httpx.post(f"{metered.url}/v1/completions", json=body)
+    energy_mj = answer.json()["usage"]["energy_mj"]
+    told = httpx.get(f"{metered.url}/admin/requests/{answer.headers['x-request-id']}").json()
+    assert energy_mj > 0 and told["totals"]["energy_mj"] >= energy_mj
+    time.sleep(1.5)  # the engine tells its figures once a second
+    page = httpx.get(f"{metered.url}/metrics").text
+    found = dict(re.findall(r'penstock:energy_joules_total\{model_name="tiny",replica="0",state="(\w+)"\} (\S+)', page))
     assert float(found["busy"]) * 1e3 == pytest.approx(told["totals"]["energy_mj"], rel=0.01)
     assert float(found["idle"]) > 1.0  # a second and more without requests
-    count = re.search(r'penstock:iteration_tokens_total_count\{model_name="tiny"\} (\S+)', page)
+    count = re.search(r'penstock:iteration_tokens_total_count\{model_name="tiny",replica="0"\} (\S+)', page)
     assert count is not None and 50 <= float(count[1]) <= 70
     for name in (
         "build_info",
@@ -148,6 +168,78 @@ def test_usage_and_metrics(tiny_model: Path, meter: Path) -> None:
         "prompt_tokens_cached_total",
     ):
         assert re.search(rf"^penstock:{name}\{{.*\}} \S+$", page, re.M), name
+
+
+ANSWERS = [  # of every API, and where each has the energy
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 30}, "usage"),
+    ("/v1/responses", {"input": "a b c", "max_output_tokens": 30}, "usage"),
+    ("/api/generate", {"prompt": "a b c", "raw": True, "options": {"num_predict": 30}, "stream": False}, ""),
+    ("/generate", {"inputs": "a b c", "parameters": {"max_new_tokens": 30, "details": True}}, "details"),
+    ("/infill", {"input_prefix": "a b", "input_suffix": "c", "n_predict": 30}, ""),
+]
+
+
+@pytest.mark.parametrize("path, body, part", ANSWERS, ids=[path for path, _, _ in ANSWERS])
+def test_every_api_tells_it(metered: RunningServer, path: str, body: dict[str, Any], part: str) -> None:
+    told: dict[str, Any] = {}
+    for _ in range(20):  # until the meter has moved during an answer
+        answer = httpx.post(metered.url + path, json={"model": "tiny", **body})
+        assert answer.status_code == 200, answer.text
+        told = answer.json()[part] if part else answer.json()
+        if "energy_mj" in told:
+            break
+    total = httpx.get(f"{metered.url}/admin/requests/{answer.headers['x-request-id']}").json()["totals"]
+    assert 0 < told["energy_mj"] <= total["energy_mj"]
+
+
+FAKE_NVML = """
+static int is_broken;
+int nvmlInit_v2(void) { return %(init)d; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)7; return index ? 2 : 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
+    static unsigned long long counter = 5000000000ull;          /* more than 32 bits */
+    if (device != (void *)7 || %(fails)d || is_broken) return 3; /* not supported: before Volta */
+    *millijoules = counter += 1500;
+    return 0;
+}
+void break_it(void) { is_broken = 1; }
+"""
+
+
+def make_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, init: int = 0, fails: int = 0) -> ctypes.CDLL:
+    """Make a driver's library with a counter and let it be found by its name."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make a false driver's library with")
+    source, library = tmp_path / "nvml.c", tmp_path / f"nvml{init}{fails}.so"
+    source.write_text(FAKE_NVML % {"init": init, "fails": fails})
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    monkeypatch.setattr("penstock.host.energy.ctypes.CDLL", {"libnvidia-ml.so.1": loaded}.__getitem__)
+    return loaded
+
+
+def test_a_gpu_by_the_drivers_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = make_nvml(tmp_path, monkeypatch)
+    read = energy.find_gpu()
+    assert read is not None
+    first = read()
+    assert first > 5e6 and read() - first == pytest.approx(1.5)  # millijoules of the library, joules of ours
+    assert energy.find_gpu(1) is None  # no second GPU
+    monkeypatch.setenv("PENSTOCK_POWERCAP", str(tmp_path))
+    assert find_counter("cpu") is None and find_counter("cuda") is not None
+    write_zone(tmp_path / "intel-rapl:0", "package-0")
+    both = find_counter("cuda")
+    assert both is not None and both() > 5e6  # the CPU's beside it
+    loaded.break_it()
+    with pytest.raises(OSError, match="does not tell"):
+        read()
+
+
+@pytest.mark.parametrize("fault", ["init", "fails"])
+def test_a_gpu_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    make_nvml(tmp_path, monkeypatch, **{fault: 1})
+    assert energy.find_gpu() is None
 
 
 def test_nothing_is_told_without_a_counter(tiny_model: Path, tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_metrics_count(used: RunningServer) -> None:
 
     time.sleep(1.5)  # the engine tells its figures once a second
     found = samples(httpx.get(f"{used.url}/metrics").text)
-    assert found['penstock:generation_tokens_total{model_name="tiny"}'] == 16
-    assert found['penstock:prompt_tokens_total{model_name="tiny"}'] == 80
-    assert found['penstock:prefix_cache_hits_total{model_name="tiny"}'] == 32
+    assert found['penstock:generation_tokens_total{model_name="tiny",replica="0"}'] == 16
+    assert found['penstock:prompt_tokens_total{model_name="tiny",replica="0"}'] == 80
+    assert found['penstock:prefix_cache_hits_total{model_name="tiny",replica="0"}'] == 32
     assert found['penstock:request_success_total{finished_reason="length",model_name="tiny"}'] == 2
     assert found['penstock:time_to_first_token_seconds_count{model_name="tiny"}'] == 2
     assert found['penstock:request_generation_tokens_sum{model_name="tiny"}'] == 16

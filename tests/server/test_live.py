@@ -24,6 +24,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.observe.live import MAX_ENDED, MAX_WATCHERS, LiveHub
 from penstock.server.observe.rates import RateWindow
 from penstock.server.observe.ring import TraceRing
+from penstock.server.observe.snapshot import _list_queue
 from tests.server.running import RunningServer
 from tests.server.test_trace import check_sums
 
@@ -134,6 +135,30 @@ def test_what_ended_is_listed_and_ids_may_have_slashes(keeping: RunningServer) -
     assert (one["status"], one["finish_reasons"], one["output_tokens"]) == (200, ["length"], 16)
     assert 0 < one["ttft_s"] < one["e2e_s"] and len(look["ended"]) <= MAX_ENDED
     assert explain(keeping, "a/b/../c".replace("..", "%2E%2E")).json()["id"] == one["id"]
+
+
+def test_queue_has_who_came_after_the_last_look() -> None:
+    """The engine answers between steps; who came since is a row that waits, so the queue has them too."""
+
+    def make(id: str, tenant: str, state: str, *output: int) -> Any:
+        trace = SimpleNamespace(find_state=lambda key: state)
+        request = SimpleNamespace(id=id, tokens=[1] * 7)
+        waiting = {"request": request, "tenant": tenant, "trace": trace, "number": 0, "outputs": {0: list(output)}}
+        return type("Flight", (), waiting)()
+
+    class Admission(list[Any]):
+        tenants = {"eve": SimpleNamespace(name="eve", num_flights=2, num_tokens=9)}
+
+    flights = [
+        make("a", "bob", "queue"),
+        make("b", "bob", "wait", 5),
+        make("c", "bob", "grammar"),
+        make("d", "eve", ""),
+    ]
+    dispatcher = SimpleNamespace(flights={one.request.id: one for one in flights}, parts={})
+    engine: Any = SimpleNamespace(dispatcher=dispatcher, admission=Admission(flights[3:]))
+    waiting = [{"tenant": "eve", "requests": 2, "tokens": 9}, {"tenant": "bob", "requests": 1, "tokens": 7}]
+    assert _list_queue(engine, None) == waiting
 
 
 def test_nothing_is_done_while_nobody_looks() -> None:

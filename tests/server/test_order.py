@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import pytest
 
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.in_flight import InFlightRequest
-from penstock.server.engines.queues import BLOCK_TOKENS, MAX_PASSES, MIN_KNOWN_TOKENS, LongestPrefixOrder, PromptQueue
+from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS
+from penstock.server.engines.queues import MAX_PASSES, LongestPrefixOrder, PromptQueue
 from penstock.types import Request
 
 
@@ -107,7 +108,7 @@ def test_one_that_is_entitled_to_a_row_is_not_overtaken() -> None:
 
 
 def test_a_long_prompt_is_forgotten_from_its_end_and_compared_in_few_looks() -> None:
-    class Counted(OrderedDict[int, None]):
+    class Counted(OrderedDict[Hashable, None]):
         num_looks = 0
 
         def __contains__(self, key: object) -> bool:
@@ -117,6 +118,6 @@ def test_a_long_prompt_is_forgotten_from_its_end_and_compared_in_few_looks() -> 
     order, tokens = LongestPrefixOrder(), list(range(2 * MIN_KNOWN_TOKENS))
     queue = PromptQueue([flight("long", tokens)])
     order.record_start(queue, [queue])
-    order._known = known = Counted(order._known)
+    order._known._known = known = Counted(order._known._known)
     assert order.cost(flight("again", tokens)) == -(MIN_KNOWN_TOKENS // BLOCK_TOKENS)
     assert known.num_looks < 20

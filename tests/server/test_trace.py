@@ -12,6 +12,7 @@ import pytest
 from penstock.engine.messages import Mark
 from penstock.server.engines.dispatcher import _describe_rows
 from penstock.server.engines.in_flight import Occupancy
+from penstock.server.engines.replica import Replica
 from penstock.server.observe.ring import TraceRing
 from penstock.server.observe.trace import ANSWER_STATES, MAX_STAGES, Trace, format_trace
 
@@ -150,13 +151,20 @@ def test_the_ring_forgets_the_oldest_and_keeps_tenants_apart() -> None:
 
 
 def test_who_waits_in_the_engine_is_told_behind_whom() -> None:
-    parts = Occupancy()
-    assert _describe_rows(parts, 2) == ("", {}) == _describe_rows(parts, None)
+    parts, replica = Occupancy(), Replica(0, [].append)
+
+    def describe(max_rows: int | None, has_others: bool = False) -> tuple[str, dict[str, int]]:
+        replica.max_rows = max_rows
+        return _describe_rows(replica, parts, has_others)
+
+    assert describe(2) == ("", {}) == describe(None)
+    assert describe(2, True) == ("on replica 0", {})
     for id, tenant, siblings in (("a", "bob", {0, 1}), ("b", "alice", {0})):
         flight = SimpleNamespace(tenant=tenant, queue=None)
         parts.add(SimpleNamespace(id=id, siblings=siblings, flight=flight))  # type: ignore[arg-type]
-    assert _describe_rows(parts, 4) == ("a step was under way", {})
-    why, tenants = _describe_rows(parts, 3)
+        replica.num_rows += len(siblings)
+    assert describe(4) == ("a step was under way", {})
+    why, tenants = describe(3)
     assert (why, tenants) == ("behind 3 answers in the engine", {"bob": 2, "alice": 1})
     trace = Trace("req_1", "alice")
     trace.follow(ALONE, "wait", None, why, tenants)

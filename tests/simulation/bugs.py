@@ -426,14 +426,14 @@ ACCOUNTS = [
     bug(
         "a failed step of two ends both",
         "engine/scheduling/accounts.py",
-        "if len(started.entries) == 1 and",
-        "if len(started.entries) <= 2 and",
+        "if len(started.entries) == 1 else None",
+        "if len(started.entries) <= 2 else None",
     ),
     bug(
         "who relied on a failed plan's copies goes on",
         "engine/scheduling/accounts.py",
-        "if s.holding in started.copied]",
-        "if False]",
+        "s in rowed or s.holding in started.copied]",
+        "s in rowed]",
     ),
     bug(
         "what a failed plan was to compute stays in the tree",
@@ -533,6 +533,50 @@ DRAFTS = [
     ),
 ]
 
+STORE = [
+    bug(
+        "a restored block is another tenant's",
+        "cache/store.py",
+        "repr((base.salt, adapters)).encode()",
+        "repr(adapters).encode()",
+    ),
+    bug(
+        "a block is loaded after the plan that reads it",
+        "engine/scheduling/plan_builder.py",
+        "            self.cache.loads.take(self.number),\n            saved,\n        )\n",
+        "            getattr(self, '_late_loads', ()),\n            saved,\n        )\n"
+        "        type(self)._late_loads = self.cache.loads.take(self.number)\n",
+    ),
+    bug("a block is saved before it is computed", "cache/store.py", "set(self.uncomputed.list_places())", "set()"),
+    bug(
+        "a lost block is taken for a hit",
+        "engine/scheduling/accounts.py",
+        "self.cache.uncomputed.find() if uncomputed is None else uncomputed\n        self",
+        "[] if uncomputed is None else uncomputed\n        self",
+    ),
+    bug(
+        "a block is reused while it is saved", "cache/store.py", "self.tree.pool.mark_busy(saved.blocks, plan)", "pass"
+    ),
+    bug(
+        "a load that nobody needs any more is kept for a plan that takes its block",
+        "engine/scheduling/waiting.py",
+        "            self.cache.loads.cancel()\n",
+        "",
+    ),
+    bug(
+        "a window's block before the last ones is not restored",
+        "cache/restore.py",
+        "wanted |= {(i, g) for i in range(first, longest) if not held[g][i]}",
+        "wanted |= {(i, g) for i in range(max(first, longest - 1), longest) if not held[g][i]}",
+    ),
+    bug(
+        "keys do not count in the names of blocks",
+        "cache/store.py",
+        "return _digest(digest, repr(key).encode())",
+        "return _digest(digest, repr(len(key)).encode())",
+    ),
+]
+
 # in the drafters themselves, which the tests in tests/draft must catch
 DRAFTERS = [
     bug(
@@ -567,4 +611,4 @@ DRAFTERS = [
     ),
     bug("a function's ids are not checked", "draft/function.py", "or not 0 <= id < vocab_size", ""),
 ]
-BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS, *DRAFT_TREE, *DRAFTS]
+BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS, *DRAFT_TREE, *DRAFTS, *STORE]

@@ -113,3 +113,4 @@ class Tally:
     num_rejected: int = 0  # guesses
     num_trees: int = 0  # drafts that were no line
     num_path_moves: int = 0  # positions of accepted paths that did not lie in order
+    num_lost: int = 0  # plans that were not run, as a block to be loaded was lost

@@ -13,6 +13,7 @@ from tests.simulation.device import GARBAGE, DeviceRow, Memory, Tally, Task, Wor
 from tests.simulation.faults import Faults
 from tests.simulation.forward import Drafting, Forward
 from tests.simulation.inspection import Limits, inspect_blocks, inspect_size
+from tests.simulation.keeping import FakeStore
 from tests.simulation.model import Model
 
 Cell = tuple[int, int]  # a block, and an offset in it
@@ -41,8 +42,10 @@ class FakeExecutor:
         lazy: bool = True,
         strict: bool = True,
         trees: bool = False,
+        store: FakeStore | None = None,
     ) -> None:
         self.cache = cache
+        self.store = store
         self.limits = limits
         self.faults = faults or Faults()
         self.lazy = lazy
@@ -138,6 +141,10 @@ class FakeExecutor:
         if fault is not None:
             self._fail(work, fault)
             return
+        self._save(work)
+        if not self._load(work):
+            self._lose(work)
+            return
         for move in plan.moves:
             self.memory.copy(move.source, move.target)
             for offset in range(self.cache.block_size):
@@ -145,16 +152,44 @@ class FakeExecutor:
                 self._mark([(move.target, offset)], plan.number if spoiled else None)
         work.result = Result(plan.number, [self._outcome(work, task) for task in work.tasks])
 
+    def _save(self, work: Work) -> None:
+        for save in work.plan.saves:
+            assert self.store is not None
+            self.store.save(save.name, [self.memory.cells[block] for block in save.blocks])
+
+    def _load(self, work: Work) -> bool:
+        """Fill all that the plan loads; False if the store has one of them no more."""
+        for load in work.plan.loads:
+            assert self.store is not None
+            found = self.store.load(load.name)
+            if found is None:
+                return False
+            for block, cells in zip(load.blocks, found, strict=True):
+                self.memory.cells[block] = list(cells)
+                self._mark([(block, offset) for offset in range(self.cache.block_size)], None)
+        return True
+
+    def _lose(self, work: Work) -> None:
+        """There is no step, as one of its blocks is lost."""
+        self.tally.num_lost += 1
+        self._skip(work, spoils=False)
+        work.result = Result(work.plan.number, lost=True)
+
+    def _skip(self, work: Work, spoils: bool) -> None:
+        """Nothing that the plan was to write is there."""
+        targets = [move.target for move in work.plan.moves] + [b for load in work.plan.loads for b in load.blocks]
+        for target in targets:
+            self._mark([(target, offset) for offset in range(self.cache.block_size)], work.plan.number)
+            if spoils:
+                self.memory.spoil(target)
+        for task in work.tasks:
+            self._spoil(work, task, writes=spoils)
+            task.device.broken = True
+
     def _fail(self, work: Work, fault: str) -> None:
         """The whole step fails; in the middle of it, everything it was to write is garbage."""
         self.tally.num_failed_steps += 1
-        for move in work.plan.moves:
-            self._mark([(move.target, offset) for offset in range(self.cache.block_size)], work.plan.number)
-            if fault == "middle":
-                self.memory.spoil(move.target)
-        for task in work.tasks:
-            self._spoil(work, task, writes=fault == "middle")
-            task.device.broken = True
+        self._skip(work, spoils=fault == "middle")
         if len(work.tasks) == 1:
             self.blamed.add(work.tasks[0].device.name)
         work.result = Result(work.plan.number, error=f"the step failed: {fault}")

@@ -17,7 +17,7 @@ class Limits:
 
 
 def inspect_size(plan: Plan, limits: Limits) -> None:
-    require(len(plan.rows) > 0, "an empty plan", plan)
+    require(len(plan.rows) > 0 or len(plan.saves) > 0, "an empty plan", plan)
     require(plan.num_tokens <= limits.max_num_batched_tokens, "the budget is exceeded", plan.num_tokens, limits)
     numbers = [row.row for row in plan.rows]
     require(len(set(numbers)) == len(numbers) <= limits.max_num_seqs, "a row twice, or too many", numbers)
@@ -86,3 +86,14 @@ def inspect_blocks(work: Work, unfinished: Iterable[Work], cache: KVCache) -> No
     require(
         all(own(target) and target not in busy for target in targets), "a move into a block in use", work.plan.moves
     )
+    loaded = [block for load in work.plan.loads for block in load.blocks]
+    require(len(set(loaded)) == len(loaded), "a block is loaded twice", work.plan.loads)
+    require(
+        all((block in fresh or given_up(block)) and block not in busy for block in loaded),
+        "a load into a block in use",
+        work.plan.loads,
+    )
+    due = {block for node, g in cache.uncomputed.list_places() for block in node.slots[g] or ()}
+    for save in work.plan.saves:
+        require(due.isdisjoint(save.blocks), "a block is saved before it is computed", save)
+        require(all(pool._busy[block] >= number for block in save.blocks), "a block to be saved may be taken", save)

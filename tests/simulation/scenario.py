@@ -9,6 +9,7 @@ from itertools import combinations
 from penstock.cache.group import Group, StateSpec, group_layers
 from penstock.cache.kv import KVCache
 from penstock.config import CAPACITIES, POLICIES
+from tests.simulation.keeping import FakeStore, offload_to
 
 KINDS = ("full", "window", "recurrent")
 KIND_SETS = [kinds for size in (1, 2, 3) for kinds in combinations(KINDS, size)]
@@ -41,10 +42,22 @@ class Scenario:
     check_every: int = 8
     num_tenants: int = 1
     min_snapshot_stride: int = 1
+    offloads: bool = False  # blocks go to a store, and come back from it
+    loss_rate: float = 0.0  # of its saves and loads
+    drop_rate: float = 0.0  # of its blocks, each time that one is asked for
 
-    def make_cache(self) -> KVCache:
+    def make_store(self) -> FakeStore | None:
+        return FakeStore(self.seed, self.loss_rate, self.drop_rate) if self.offloads else None
+
+    def make_cache(self, store: FakeStore | None = None) -> KVCache:
+        offloading = offload_to(store, 1 + self.seed % 9) if store is not None else None
         return KVCache(
-            self.num_blocks, self.block_size, self.groups, self.enable_prefix_caching, self.min_snapshot_stride
+            self.num_blocks,
+            self.block_size,
+            self.groups,
+            self.enable_prefix_caching,
+            self.min_snapshot_stride,
+            offloading,
         )
 
 
@@ -97,4 +110,7 @@ def draw_scenario(seed: int) -> Scenario:
         load=rng.choice([0.5, 1.0, 2.0]),
         check_every=rng.choice([1, 4, 8, 16]),
         num_tenants=rng.choice([1, 1, 2, 3]),
+        offloads=seed % 8 > 4,  # by number, so that worlds are as they were
+        loss_rate=(0, 0.02, 0.2)[seed // 8 % 3],
+        drop_rate=(0, 0, 0.05, 0.3)[seed // 24 % 4],
     )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.cache.store import Stored
 from penstock.engine.executor import Answer, Awaited
 from penstock.engine.plan import Move, Plan, Result
 from tests.simulation.scenario import draw_scenario
@@ -33,6 +34,7 @@ class Remote:
             moves=sum(across(move, Move) == move for move in plan.moves),
             drafts=sum(len(row.draft) for row in plan.rows),
             admissions=len(plan.admissions),
+            transfers=sum(across(one, Stored) == one for one in (*plan.loads, *plan.saves)),
             blocks=sum(len(changes) for row in plan.rows for changes in row.blocks),
         )
         ticket, seen = self.world.start(across(plan, Plan)), self.seen
@@ -68,4 +70,4 @@ def seen() -> Counter[str]:
 def test_a_device_behind_a_wire_does_the_same(seen: Counter[str]) -> None:
     """Breaks if a field of a plan or a result is dropped, renamed by the encoder or of a type that it cannot carry."""
     assert seen["admissions"] > 100 and seen["blocks"] > 500
-    assert seen["moves"] > 5 and seen["drafts"] > 20 and seen["failed"] > 0
+    assert seen["transfers"] > 50 and seen["moves"] > 5 and seen["drafts"] > 20 and seen["failed"] > 0

@@ -24,6 +24,10 @@ REQUIRED = [
     "an accepted path is not moved to its places",
     "a guess in a tree sees another branch",
     "a place too few is taken for drafts",
+    "a restored block is another tenant's",
+    "a block is loaded after the plan that reads it",
+    "a block is saved before it is computed",
+    "a lost block is taken for a hit",
 ]
 DEFAULT = [  # of `make test`: of the cache, its tree, the scheduler, drafts and trees of them
     "a window's usable prefix is off by one",

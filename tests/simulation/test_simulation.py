@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from tests.simulation.effort import QUICK
 from tests.simulation.run import main
-from tests.simulation.world import simulate
+from tests.simulation.scenario import draw_scenario
+from tests.simulation.world import World, simulate
 
 SHARDS = 8  # `make test` runs the first
 STEPS = 25_600  # per shard
@@ -37,6 +39,9 @@ AT_LEAST = {
     "num_trees": 100,
     "num_path_moves": 50,
     "num_recomputed": 500,
+    "num_saved": 3_000,
+    "num_loaded": 300,
+    "num_lost": 20,
     "end_stop": 150,
     "end_length": 700,
     "end_abort": 150,
@@ -72,6 +77,17 @@ def test_every_invariant_holds(shard: int) -> None:
     if not QUICK:
         missing = {name: census[name] for name, least in AT_LEAST.items() if census[name] < least}
         assert not missing, f"too few: {missing}"
+
+
+def test_a_store_outlives_a_world() -> None:
+    """The next world finds what the one before it left, whatever of it was lost meanwhile."""
+    census: Counter[str] = Counter()
+    for seed in range(500, 504 if QUICK else 512):
+        scenario = replace(draw_scenario(seed), offloads=True, drop_rate=0.0)
+        first = World(scenario)
+        first.run(100)
+        census.update(World(scenario, first.store).run(60))
+    assert census["num_loaded"] > 20 and census["num_restored_tokens"] > 40, census
 
 
 @pytest.mark.skipif(QUICK, reason="the command only repeats what the worlds check")

@@ -20,6 +20,7 @@ from tests.simulation.fairness import Fairness
 from tests.simulation.faults import Faults
 from tests.simulation.forward import Drafting
 from tests.simulation.inspection import Limits
+from tests.simulation.keeping import FakeStore
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import Model
 from tests.simulation.scenario import Scenario, draw_scenario
@@ -56,10 +57,12 @@ class WhimCap(PromptCap):
 class World:
     """Also the engine's executor: it shows every plan to the fairness watch before the device gets it."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, store: FakeStore | None = None) -> None:
+        """`store`: what a world before this one left."""
         self.scenario = scenario
         self.rng = random.Random(scenario.seed * 31 + 2)
-        self.cache = scenario.make_cache()
+        self.store = store or scenario.make_store()
+        self.cache = scenario.make_cache(self.store)
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=scenario.max_num_seqs,
@@ -79,6 +82,7 @@ class World:
             lazy=scenario.lazy,
             trees=self.verifies_trees,
             drafting=Drafting(scenario.draft_rate, scenario.draft_longest, scenario.draft_accuracy),
+            store=self.store,
         )
         self.engine = Engine(self.scheduler, self, scenario.overlap)
         self.workload = Workload(scenario)
@@ -123,6 +127,7 @@ class World:
         if len(self.scheduler.roster.waiting) >= min(QUEUE, 4 * self.scenario.max_num_batched_tokens):
             return
         if not self.engine.has_work:
+            self.engine.save()
             self.now_s = max(self.now_s, self.workload.next_s)
         for request in self.workload.due(self.now_s):
             try:
@@ -218,6 +223,8 @@ class World:
         while self.engine.has_work:
             self._step()
             require(self.num_steps <= last, "no end in sight", self.num_steps, last)
+        self.engine.save(everything=True)
+        require(not self.scheduler.has_saves, "something is never saved")
         self.engine.close()
         self.scheduler.check()
         roster, pool = self.scheduler.roster, self.cache.pool
@@ -243,7 +250,7 @@ class World:
         scenario, tally = self.scenario, self.device.tally
         orderly = scenario.policy != "priority" and not self.num_beams
         once = tally.num_computed - tally.num_recomputed
-        calm = orderly and not (scenario.step_fault_rate or scenario.poison_rate)
+        calm = orderly and not (scenario.step_fault_rate or scenario.poison_rate or scenario.offloads)
         most = (0.5 if calm else 2.0) * once + 8 * scenario.longest
         require(tally.num_recomputed <= most, "too much is computed again", tally)
         if orderly:
@@ -269,6 +276,8 @@ class World:
         census["num_preempted_across"] = self.tenancy.num_across
         census["num_evicted"] = self.cache.tree.num_evicted
         census["num_copies"] = self.cache.copies.num_copied
+        census["num_saved"] = self.store.num_saved if self.store else 0
+        census["num_loaded"] = self.cache.loads.num_loaded
         census["num_delivered"] = self.ledger.num_tokens
         for kind, count in self.aborted.items():
             census[f"abort_{kind}"] = count

@@ -14,7 +14,8 @@ from penstock.cache.group import LAYOUTS, group_layers
 from penstock.config import Resolved
 from penstock.models.decoder import CPU, Build, Decoder
 from penstock.models.files import Checkpoint
-from penstock.models.load import Options, from_checkpoint, from_seed, match, storage
+from penstock.models.load import Options, match, storage
+from penstock.models.reading import from_checkpoint, from_seed
 from penstock.models.spec import ModelSpec
 from penstock.ops import OPS, OpTable
 from penstock.runner.memory import BlockMemory

@@ -105,6 +105,7 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
         ("cpu_offload_gb", "num_lookahead_slots", "offload_group_size"),
         (float, (0,), "weights must fit on one device: quantize, or choose a smaller model"),
     ),
+    "kv_offloading_backend": (str, ("native",), "blocks are kept in Penstock's own store"),
     "kv_cache_memory_bytes": (int, (), "the cache is sized in tokens: set kv_cache_tokens"),
     "num_gpu_blocks_override": (int, (), "the cache is sized in tokens: set kv_cache_tokens"),
     "structured_outputs_config": (str, ({},), "only its 'backend' is taken: set the rest in StructuredOutputsParams"),

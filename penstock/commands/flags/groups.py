@@ -4,12 +4,12 @@ from __future__ import annotations
 
 _GROUPS = {
     "Who may call": """
-        host port api_key api_key_file admin_key admin_key_file allowed_hosts allowed_origins ssl_certfile ssl_keyfile
-        allow_delete trust_request_chat_template
+        host port api_key api_key_file admin_key admin_key_file router_key_file allowed_hosts
+        allowed_origins ssl_certfile ssl_keyfile allow_delete trust_request_chat_template
     """,
     "Limits": """
         max_queued_requests max_queued_tokens request_timeout max_body_mb max_files_mb memory_budget_gb keep_alive
-        shutdown_timeout hang_timeout
+        shutdown_timeout hang_timeout data_parallel_size
     """,
     "API": "served_model_name lora_modules unknown_fields tool_call_parser reasoning_parser public_prefix data_folder",
     "Log": "access_log log_format otlp_traces_endpoint",

@@ -28,9 +28,11 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+ALIASES = {"data_parallel_size": ("-dp",)}  # vLLM's short flags
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA)  # engine options of `serve` alone, and in its help
+STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE)  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
@@ -101,6 +103,7 @@ def _flag(option: Field[Any], kind: Any, hidden: bool, is_engine: bool) -> inspe
     choices = option.metadata.get("choices")
     declared = typer.Option(
         flag,
+        *ALIASES.get(option.name, ()),
         help=option.metadata["help"] + default,
         show_default=False,
         hidden=hidden,

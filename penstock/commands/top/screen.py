@@ -89,6 +89,8 @@ class Screen:
             lines.append(_format_rates(model["rates"], width, list(self.rates.get(model["name"], ()))))
         if model.get("blocks"):
             lines += _draw_pool(model["blocks"], width)
+        if model.get("replicas"):
+            lines += [_format_replica(one) for one in model["replicas"]]
         if model["queue"]:
             lines.append(_format_queue(model["queue"]))
         return [_cut(line, width) for line in lines]
@@ -164,6 +166,17 @@ def share_out(counts: Sequence[int], room: int, num: int) -> list[int]:
     return cells
 
 
+def _format_replica(one: dict[str, Any]) -> Text:
+    state = str(one["state"])
+    line = Text.assemble((f"replica {one['replica']}  ", "bright_black"), (clean(state), _colour_state(state)))
+    hits = 100 * one["cached_tokens"] / one["prompt_tokens"] if one["prompt_tokens"] else 0
+    line.append(f"  {one['rows']} row{'s' * (one['rows'] != 1)}  {hits:.0f} % hits")
+    line.append(f"  {one['used_blocks']} of {one['blocks']} blocks", "bright_black")
+    if one["restarts"]:
+        line.append(f"  {one['restarts']} restart{'s' * (one['restarts'] > 1)}", "red")
+    return line
+
+
 def _format_queue(queue: list[dict[str, Any]]) -> Text:
     line = Text.assemble(("queue  ", "bright_black"))
     for at, tenant in enumerate(sorted(queue, key=lambda one: -one["requests"])):
@@ -186,6 +199,7 @@ COLUMNS = (
     Column("REQUEST", lambda row: clean(row["id"]) + (f"#{row['index']}" if row["index"] else ""), WIDE),
     Column("REQUEST", lambda row: "…" + clean(row["id"])[-8:] + (f"#{row['index']}" if row["index"] else "")),
     Column("TENANT", lambda row: clean(row["tenant"])[:16], MEDIUM),
+    Column("REPLICA", lambda row: str(row.get("replica", "–")), MEDIUM, True),
     Column("STATE", lambda row: Text(clean(row["state"]), STATES.get(row["state"], ""))),
     Column("PROMPT", lambda row: _draw_progress(*_prompt_progress(row)), NARROW),
     Column("CACHED", lambda row: str(row["cached_tokens"] or "–"), MEDIUM, True),
@@ -203,7 +217,7 @@ def _list_rows(rows: Sequence[Row], width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     shown: dict[str, Column] = {}
     for column in COLUMNS:
-        if width >= column.min_width and column.title not in shown:
+        if width >= column.min_width and column.title not in shown and _is_told(column, rows):
             shown[column.title] = column
     for column in shown.values():
         table.add_column(column.title, justify="right" if column.is_right else "left", no_wrap=True)
@@ -211,6 +225,10 @@ def _list_rows(rows: Sequence[Row], width: int) -> Table:
         cells = [column.show(row) for column in shown.values()]
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))  # a str would be markup
     return table
+
+
+def _is_told(column: Column, rows: Sequence[Row]) -> bool:
+    return column.title != "REPLICA" or any("replica" in row for row in rows)
 
 
 def _prompt_progress(row: Row) -> tuple[int, int]:

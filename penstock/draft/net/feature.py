@@ -14,8 +14,9 @@ from penstock.errors import InvalidModel
 from penstock.layers import StepInputs
 from penstock.models.decoder import Build, Decoder, dense
 from penstock.models.files import Checkpoint
-from penstock.models.load import from_checkpoint, match
+from penstock.models.load import match
 from penstock.models.memory import Memory
+from penstock.models.reading import from_checkpoint
 from penstock.ops import OpTable
 
 

@@ -19,9 +19,10 @@ from penstock.layers import StepInputs
 from penstock.models.decoder import Build, Decoder, dense
 from penstock.models.files import Checkpoint
 from penstock.models.layer import RmsNorm, Shapes, add_prefix, matrix
-from penstock.models.load import from_checkpoint, match
+from penstock.models.load import match
 from penstock.models.memory import Memory
 from penstock.models.names import IGNORED, Names, Stored
+from penstock.models.reading import from_checkpoint
 from penstock.models.spec import ModelSpec
 
 PARTS: dict[str, Stored | str] = {  # spellings of MiMo and of DeepSeek

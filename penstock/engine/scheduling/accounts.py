@@ -12,10 +12,11 @@ from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.roster import Roster
-from penstock.engine.sequence import Sequence, Status
+from penstock.engine.sequence import Sequence
 from penstock.types import Delta, DraftCount, TokenLogprobs
 
 FAILED_STEP = "a step with it, or with what it shares, failed"
+LOST_BLOCK = "a block of a prefix was lost from the store"
 NUM_PLACES = 8  # of a line that accepted tokens are counted by
 
 
@@ -32,6 +33,8 @@ class Stats:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens not computed thanks to the prefix cache
+    num_restored_tokens: int = 0  # of them, those that came from the store
+    num_lost_restores: int = 0  # plans that were given up as a block was not in the store
     num_drafts: int = 0  # rows that verified draft tokens
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -75,6 +78,12 @@ class Accounts:
         self.cache.pool.end(started.plan.number)
         self.stats.forward_s += result.forward_s
         self.stats.sampling_s += result.sampling_s
+        if result.lost:
+            self.stats.num_lost_restores += 1
+            for entry in started.entries:
+                if not entry.sequence.num_output:
+                    entry.sequence.num_cached = 0  # what it finds the next time was not told of at first
+            return self._undo(started, LOST_BLOCK)
         if result.error is not None:
             return self._fail(started, result.error)
         deltas: list[Delta] = []
@@ -220,28 +229,34 @@ class Accounts:
     def _fail(self, started: Started, error: str) -> list[Delta]:
         """Account for a failed step: a sequence alone in it ends, others run alone for a while, to find the cause."""
         self.stats.num_failed_steps += 1
-        uncomputed = self.cache.uncomputed.find()
-        self.cache.uncomputed.end(started.plan.number)
-        deltas: list[Delta] = []
-        if len(started.entries) == 1 and started.entries[0].sequence.epoch == started.entries[0].epoch:
-            deltas = self.end_with_error(started.entries[0].sequence, error)
         for entry in started.entries:
             sequence = entry.sequence
             if not sequence.done:  # one that was admitted anew since then may fail again, with none to blame
                 end = min(entry.row.start + entry.row.count, len(sequence.tokens))
                 sequence.suspect = max(sequence.suspect, end)
-                if sequence.status is Status.RUNNING:
-                    self.roster.preempt(sequence, FAILED_STEP)
-        for sequence in [s for s in self.roster.running if s.holding in started.copied]:
-            self.roster.preempt(sequence, FAILED_STEP)
-        self._evict(uncomputed)
+        alone = started.entries[0] if len(started.entries) == 1 else None
+        if alone is None or alone.sequence.epoch != alone.epoch:
+            return self._undo(started, FAILED_STEP)
+        uncomputed = self.cache.uncomputed.find()
+        deltas = self.end_with_error(alone.sequence, error)
+        self._undo(started, FAILED_STEP, uncomputed)
         return deltas
 
-    def _evict(self, uncomputed: list[Place]) -> None:
+    def _undo(self, started: Started, why: str, uncomputed: list[Place] | None = None) -> list[Delta]:
+        """Take back a plan that computed nothing: its sequences begin anew, and what it put into the tree leaves it."""
+        uncomputed = self.cache.uncomputed.find() if uncomputed is None else uncomputed
+        self.cache.uncomputed.end(started.plan.number)
+        rowed = {entry.sequence for entry in started.entries}
+        for sequence in [s for s in self.roster.running if s in rowed or s.holding in started.copied]:
+            self.roster.preempt(sequence, why)
+        self._evict(uncomputed, why)
+        return []
+
+    def _evict(self, uncomputed: list[Place], why: str = FAILED_STEP) -> None:
         """Evict blocks that a failed plan never filled; preempt the sequences that share them."""
         blocks = {block for node, g in uncomputed for block in node.slots[g] or ()}
         for sequence in [s for s in self.roster.running if s.held.has_any(blocks)]:
-            self.roster.preempt(sequence, FAILED_STEP)
+            self.roster.preempt(sequence, why)
         self.cache.tree.drop(uncomputed)
 
     def _advance(self, group: BeamGroup) -> list[Delta]:

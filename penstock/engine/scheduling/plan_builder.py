@@ -128,8 +128,12 @@ class PlanBuilder:
                 self.roster.prefixes.progress(sequence, holding.num_inserted)
 
     def build(self) -> Started | None:
-        """Finish the plan; None if no row takes part."""
-        if not self.entries:
+        """Finish the plan; None if no row takes part, and nothing is to be saved while nobody waits for a step."""
+        if not self.entries and self.roster.requests:
+            return None
+        beside, saves = bool(self.entries), self.cache.saves
+        saved = saves.take(self.number, beside) if saves is not None else ()
+        if not self.entries and not saved:
             return None
         copies = self.cache.copies.take()
         plan = Plan(
@@ -139,6 +143,8 @@ class PlanBuilder:
             tuple(Move(copy.source, copy.target) for copy in copies),
             self.min_chance,
             self.ahead,
+            self.cache.loads.take(self.number),
+            saved,
         )
         for sequence in self._shared:
             self._share(sequence)

@@ -79,6 +79,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.roster.waiting or self.roster.running)
 
+    @property
+    def has_saves(self) -> bool:
+        """True if something fell idle that the store may not have."""
+        return self.cache.saves is not None and bool(self.cache.saves.idle)
+
     def add(
         self, request: Request, outputs: Mapping[int, Seq[int]] | None = None, mus: Mapping[int, float] | None = None
     ) -> None:
@@ -90,6 +95,8 @@ class Scheduler:
         except InvalidRequest:
             self.stats.num_refused += 1
             raise
+        if self.cache.saves is not None:
+            self.cache.saves.store.refresh()
         self._arrivals += 1
         self.stats.num_requests += 1
         begun = sorted((outputs or dict.fromkeys(range(request.num_siblings), ())).items())
@@ -113,6 +120,12 @@ class Scheduler:
                     deltas.append(Delta(request_id, 0 if sequence.beam else sequence.sibling, finish_reason=reason))
         self.stats.num_aborted += len(deltas) if reason == "abort" else 0
         return deltas
+
+    def forget_prefixes(self) -> None:
+        """Drop every cached prefix that no sequence uses now, from the store too."""
+        self.cache.tree.clear()
+        if self.cache.saves is not None:
+            self.cache.saves.forget()
 
     def poll_loras(self) -> list[Delta]:
         """Take in the adapters that have been read, and end the requests of those that could not be."""
@@ -147,10 +160,10 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""
-        if self._speculation is not None:
+        if self._speculation is not None and plan.rows and not result.lost:
             self._speculation.note(plan, result)
         started = self._started.pop(plan.number)
-        if self._prompt_cap is not None and result.error is None:
+        if self._prompt_cap is not None and plan.rows and result.error is None and not result.lost:
             num_decode = len(plan.rows) - started.num_prompt_rows
             self._prompt_cap.note(num_decode, started.num_prompt_tokens, result.step_s)
         return self._accounts.settle(started, result)

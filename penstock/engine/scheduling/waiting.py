@@ -116,6 +116,7 @@ class WaitingQueue:
 
     def admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""
+        self.cache.loads.begin()
         holding, hit, forked = self._begin(sequence, cold)
         sequence.holding, sequence.computed = holding, hit
         count = self.builder.cut_at_snapshot(sequence, min(len(sequence.tokens) - hit, budget))
@@ -125,6 +126,7 @@ class WaitingQueue:
         count = self.preemption.fit(sequence, count)
         if not count:
             self.cache.release(holding)
+            self.cache.loads.cancel()
             sequence.holding, sequence.computed = None, 0
             self.roster.journal.block("there were not enough free blocks")
             # Its own prefix may be what fills the cache: a snapshot and the state resumed from it, both at once.
@@ -135,6 +137,7 @@ class WaitingQueue:
             sequence.num_cached = hit
             self.stats.num_prompt_tokens += sequence.num_prompt
         self.stats.num_cached_tokens += 0 if forked else hit
+        self.stats.num_restored_tokens += holding.num_restored
         self.stats.num_forks += forked
         if self.cache.enable_prefix_caching and not sequence.request.pool:
             self.roster.prefixes.announce(sequence)
@@ -149,7 +152,7 @@ class WaitingQueue:
             if child is not None:
                 return child, last, True
         tokens = sequence.tokens if self._reads_cache(sequence) and not cold else []
-        holding, hit = self.cache.attach(sequence.root, tokens)
+        holding, hit = self.cache.attach(sequence.root, tokens, self.builder.number)
         return holding, hit, False
 
     def _order(self) -> list[Sequence]:

@@ -13,11 +13,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from penstock.errors import InvalidModel
+from penstock.models.cut import Cut
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import PICKLES, TensorEntry, read_header
-from penstock.models.load import ungroup
 from penstock.models.lora.config import CONFIG, LoraConfig, read_lora_config
 from penstock.models.names import IGNORED
+from penstock.models.reading import ungroup
 from penstock.models.spec import ModelSpec
 from penstock.ops import LowRank
 
@@ -83,12 +84,15 @@ class CheckedAdapter:
 
 
 def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
-    """Read a PEFT folder for a model."""
-    checked = check_adapter(folder, spec, max_rank)
+    """Read a PEFT folder for a model, or what one rank of a model needs of it."""
+    checked = check_adapter(folder, spec if spec.cuts is None else spec.cuts.whole, max_rank)
     parts: dict[str, list[LowRank]] = {}
     for module, a, b in checked.read():
         place = checked.places[module]
-        parts.setdefault(place.linear, []).append(_pack(place, a, b, checked.config.find_scale(module)))
+        cut = None if spec.cuts is None else spec.cuts.find_adapter_cut(place.linear)
+        packed = _pack(place, a, b, checked.config.find_scale(module), cut)
+        if packed is not None:
+            parts.setdefault(place.linear, []).append(packed)
     return Adapter(parts, checked.rank)
 
 
@@ -138,9 +142,19 @@ def _read(path: Path, tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _pack(place: LoraPlace, a: Tensor, b: Tensor, scale: float) -> LowRank:
+def _pack(place: LoraPlace, a: Tensor, b: Tensor, scale: float, cut: Cut | None) -> LowRank | None:
+    """Lay out a module's low-rank product for the kernels; None if this rank has none of its outputs."""
     b = b if place.group is None else ungroup(b, *place.group)
-    return LowRank.pack(a, b, place.first, scale, is_embedding=place.linear == EMBEDDING)
+    first = place.first
+    if cut is not None and cut.columns is not None:
+        a = a[:, cut.columns.start : cut.columns.stop].contiguous()
+    if cut is not None and cut.rows is not None:
+        first = sum(len(run) for run in cut.runs_within(0, place.first))
+        runs = cut.runs_within(place.first, place.num_out)
+        if not runs:
+            return None
+        b = torch.cat([b[run.start : run.stop] for run in runs])
+    return LowRank.pack(a, b, first, scale, is_embedding=place.linear == EMBEDDING)
 
 
 def _pair(path: Path, entries: dict[str, TensorEntry], spec: ModelSpec) -> dict[str, tuple[str, str]]:

@@ -11,8 +11,10 @@ from penstock.ops.elementwise import (
     SWIGLU_OAI,
     activation,
     add,
+    blank_rows,
     gated_activation,
     gather,
+    local_ids,
     scale,
     softcap,
     take_columns,
@@ -23,6 +25,8 @@ _scale_kernel = Kernel("scale", "pnfp")
 _softcap_kernel = Kernel("softcap", "pnfp")
 _gather_kernel = Kernel("gather", "pnpnnnp")
 _take_columns_kernel = Kernel("take_columns", "pnnnpnp")
+_local_ids_kernel = Kernel("local_ids", "pinnnip")
+_blank_rows_kernel = Kernel("blank_rows", "pnpinnp")
 _activation_kernel = Kernel("activation", "pnniip")
 _NUMBERS = {kind: number for number, kind in enumerate([*ACTIVATIONS, SWIGLU_OAI])}
 
@@ -80,6 +84,30 @@ def _take_columns(x: Tensor, order: Tensor) -> Tensor:
         x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], order.data_ptr(), order.shape[0], out.data_ptr()
     )
     return out
+
+
+@local_ids.impl("cpu", exact=True)
+def _local_ids(ids: Tensor, first: int, count: int, clamps: bool = False) -> Tensor:
+    ids, is_wide = _as_ids(ids)
+    out = empty_like(ids)
+    _local_ids_kernel(ids.data_ptr(), is_wide, ids.numel(), first, count, clamps, out.data_ptr())
+    return out
+
+
+@blank_rows.impl("cpu", exact=True)
+def _blank_rows(x: Tensor, ids: Tensor) -> Tensor:
+    x, (ids, is_wide) = as_rows("x", x), _as_ids(ids)
+    if ids.shape != x.shape[:1]:
+        raise ValueError(f"{tuple(ids.shape)} ids for the rows of x {tuple(x.shape)}")
+    out = torch.empty(x.shape)
+    _blank_rows_kernel(x.data_ptr(), x.stride(0), ids.data_ptr(), is_wide, *x.shape, out.data_ptr())
+    return out
+
+
+def _as_ids(ids: Tensor) -> tuple[Tensor, bool]:
+    """Return contiguous ids of 64 or 32 bits, and whether they have 64."""
+    is_wide = ids.dtype is not torch.int32
+    return as_integers(ids, torch.int64 if is_wide else torch.int32), is_wide
 
 
 def activation_number(kind: str, gated: bool) -> int:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from penstock import layers
 from penstock.ops import OpTable
+from penstock.parallel import Mesh
+from penstock.passes.shard.links import ReducedExperts
 
 
 class Flow:
@@ -169,6 +171,16 @@ class FeedExperts:
         flow.y = self.experts(flow.y, flow.step)
 
 
+@dataclass(frozen=True)
+class Reduce:
+    """y = Σ y over the ranks"""
+
+    mesh: Mesh
+
+    def __call__(self, flow: Flow) -> None:
+        flow.y = self.mesh.reduce(flow.y)
+
+
 def _mix(mixer: layers.Mixer) -> list[Stage]:
     if isinstance(mixer, layers.Attention) and type(mixer) in (layers.Attention, layers.SinkAttention):
         return [Product(mixer.qkv), Write(mixer), Attend(mixer), Product(mixer.out)]
@@ -184,6 +196,8 @@ def _feed(ffn: layers.Ffn) -> list[Stage]:
         return [Product(ffn.up), Activate(ffn.ops, ffn.activation, False), Product(ffn.down)]
     if type(ffn) is layers.Experts:
         return [FeedExperts(ffn)]
+    if type(ffn) is ReducedExperts:
+        return [FeedExperts(ffn.experts), Reduce(ffn.mesh)]
     return [Feed(ffn)]
 
 

@@ -16,7 +16,7 @@ from penstock.models.files.gguf_checkpoint import GgufCheckpoint
 from penstock.models.files.gguf_names import GgufNames, find_names
 from penstock.models.files.write_gguf import GgufTensor, write_gguf
 from penstock.models.layer import Attention
-from penstock.models.load import Source
+from penstock.models.reading import Source
 from penstock.quantize.block import Pieces, RoundedBlock, TensorRows
 from penstock.quantize.gguf.blocks import TYPES, encode
 from penstock.quantize.gguf.metadata import (

@@ -46,6 +46,10 @@ class ComputedBlocks:
                     own.drafted, own.marked = min(own.drafted, index * size), min(own.marked, index * size)
         return own
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Take note that these come from elsewhere, and may hold nothing of the drafting layers."""
+        self._filled[list(blocks)] = False
+
     def mark(self, device: RunningRow, end: int) -> None:
         """Take note that all positions before `end` are computed."""
         own: NetRow = device.net
@@ -89,6 +93,8 @@ class NetDrafter(LineDrafter):
         self._own = torch.zeros(MAX_TAPED_TOKENS, width)
 
     def follow(self, plan: Plan, rows: Sequence[RunningRow]) -> None:
+        for load in plan.loads:
+            self._blocks.forget(load.blocks)
         for row, device in zip(plan.rows, rows):
             self._blocks.follow(row, device)
 

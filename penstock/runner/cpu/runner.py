@@ -27,6 +27,8 @@ from penstock.runner.cpu.trees import TreeBuffers, has_trees, move_paths
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs, add_sampled, make_embedding
 from penstock.runner.step import Step, ends_of
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.transfer import transfer
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.row import Chooser, RowState
@@ -209,9 +211,10 @@ class Runner:
         drafters: Drafters | None = None,
         drafting: Sequence[Memory | None] = (),
         loras: LoraBank | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         """`drafting`: memories of a drafting model's layers, which come after the model's own."""
-        self.loras = loras
+        self.loras, self.store = loras, store
         self.model = model
         self.memory = memory
         self.rows = RunningRows(len(memory.grouping.groups), grammars, drafters)
@@ -236,6 +239,9 @@ class Runner:
     def close(self) -> None:
         """Give up weights and cache, whoever still holds the runner."""
         loras: LoraBank | None = getattr(self, "loras", None)
+        store: BlockStore | None = getattr(self, "store", None)
+        if store is not None:
+            store.close()
         if loras is not None:
             loras.close()
         vars(self).clear()
@@ -247,6 +253,9 @@ class Runner:
             if self.loras is not None:
                 for admission in plan.admissions:
                     self.loras.enter(admission.adapter, admission.request.loras)
+            is_lost = not transfer(plan, self.memory, self.store)
+            if is_lost or not plan.rows:
+                return Result(plan.number, lost=is_lost)
             if plan.moves:
                 with use_torch():
                     self.memory.move(plan.moves)

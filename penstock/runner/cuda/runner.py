@@ -32,6 +32,8 @@ from penstock.runner.cuda.staging import Staging, free_gpu_memory, record_event
 from penstock.runner.cuda.ticket import DraftRow, HostRow, Proposals, StepTicket
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.transfer import transfer
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import UnusableLogits
 from penstock.sampling.row import Chooser
@@ -42,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaRunner:
+    store: BlockStore | None = None
     verifies_trees = False  # where tensor cores add in the order of places, a path's sums differ from a line's
 
     def __init__(
@@ -103,6 +106,8 @@ class CudaRunner:
         """Give up weights, cache and graphs, whoever still holds the runner: captured steps are cycles, and the
         collector skips what was there when the engine was ready."""
         if vars(self):
+            if self.store is not None:
+                self.store.close()
             self._graphs.forget()
             self._mixed.forget()
         vars(self).clear()
@@ -123,17 +128,23 @@ class CudaRunner:
                 ticket.begun, ticket.idle_s = self._record_begin()
                 self.rows.apply(plan)
                 self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
-                if plan.moves:
-                    self.memory.move(plan.moves)
-                if self._verifying:
-                    self._require_exact_starts(plan)
-                self._launch(plan, ticket)
-                ticket.done = record_event()
+                ticket.lost = not transfer(plan, self.memory, self.store)
+                if plan.rows and not ticket.lost:
+                    self._step(plan, ticket)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
+        if ticket.lost or ticket.error is not None:
             self._enter_blocks_of_failed(plan)
         self._last = ticket
         return ticket
+
+    def _step(self, plan: Plan, ticket: StepTicket) -> None:
+        if plan.moves:
+            self.memory.move(plan.moves)
+        if self._verifying:
+            self._require_exact_starts(plan)
+        self._launch(plan, ticket)
+        ticket.done = record_event()
 
     def _enter_blocks_of_failed(self, plan: Plan) -> None:
         """Write a failed plan's blocks to the tables: the plan after it is made already and writes into them."""

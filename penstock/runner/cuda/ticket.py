@@ -104,6 +104,7 @@ class StepTicket:
     waited_s: float = 0.0
     step_s: float = 0.0
     error: str | None = None
+    lost: bool = False  # a block to be loaded was
     arrived: bool = False
     verifying: frozenset[int] = frozenset()  # rows whose drafts this plan verifies
     ended: bool = False  # its result has been read
@@ -179,7 +180,7 @@ class StepTicket:
             self.settle()
         self.arrive()
         self.ended, self.end_s = True, time.perf_counter()
-        if self.error is not None:
-            return Result(self.number, error=self.error)
+        if self.error is not None or self.lost:
+            return Result(self.number, error=self.error, lost=self.lost)
         results = self.results if self.proposals is None else self.proposals.add(self.results)
         return Result(self.number, results, forward_s=self.waited_s, step_s=self.step_s, idle_s=self.idle_s)

@@ -104,6 +104,7 @@ class MessageAnswer:
             "cache_creation_input_tokens": 0,
             "output_tokens": usage.num_output if self.body.max_tokens else 0,
             "service_tier": "standard",
+            **usage.energy,
         }
         if self.output_items.builder.num_reasoning_tokens:
             usage_fields["output_tokens_details"] = {"thinking_tokens": self.output_items.builder.num_reasoning_tokens}

@@ -98,6 +98,10 @@ class CycleBody:
         self._cycle, self._flow = cycle, cycle.flow
 
     @property
+    def has_begun(self) -> bool:
+        return self._cycle.response_started and not self._cycle.response_complete
+
+    @property
     def is_ready(self) -> bool:
         cycle = self._cycle
         return cycle.response_started and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)

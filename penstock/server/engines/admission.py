@@ -257,13 +257,13 @@ class AdmissionQueue:
         if flight.queue is not None:
             self.tenants[flight.tenant].promote(flight.queue)
 
-    def next(self) -> InFlightRequest | None:
-        """Dequeue the next request of the tenant served least."""
+    def next(self, fits: Callable[[InFlightRequest], bool] | None = None) -> InFlightRequest | None:
+        """Dequeue the next request of the tenant served least, one that `fits` an engine with room if there is one."""
         tenant = self._find_next_tenant()
         if tenant is None:
             return None
         self.fair_shares.serve(tenant.name)
-        queue = tenant.first
+        queue = tenant.first if fits is None else tenant.choose(fits)
         flight = queue.first
         tenant.begin(queue)
         self._take(flight)

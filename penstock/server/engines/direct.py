@@ -19,6 +19,10 @@ class OpenBody(Protocol):
     """A response whose start is sent."""
 
     @property
+    def has_begun(self) -> bool:
+        """True if its start is sent, and its end is not."""
+
+    @property
     def is_ready(self) -> bool:
         """True if the client reads fast enough to be sent more."""
 

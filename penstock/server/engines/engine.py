@@ -7,11 +7,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from penstock.engine.ipc import BEAT_S
 from penstock.engine.messages import (
     Abort,
     Add,
@@ -29,101 +26,14 @@ from penstock.engine.messages import (
     Seen,
 )
 from penstock.errors import EngineFailed, InvalidModel
-from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.controls import Controls
 from penstock.server.engines.dispatcher import Dispatcher, add_energy
-from penstock.server.engines.in_flight import InFlightRequest
-from penstock.server.engines.process import WORKER, EngineProcess
+from penstock.server.engines.process import EngineProcess, Launch
+from penstock.server.engines.watchdog import WATCH_S, Backoff, Watchdog
 
-WATCH_S = 0.25
-MAX_LATE_S = 1.0  # of the check itself: beyond, this process was suspended and knows nothing
-MIN_CONFIRMATIONS = 3  # consecutive checks that must agree
-MIN_LOAD_SILENCE_S = 20.0  # importing large libraries holds the GIL
-HEALTHY_S = 5.0  # after which an idle engine counts as healthy
-FIRST_DELAY_S = 0.5
-MAX_DELAY_S = 30.0
 log = logging.getLogger("penstock.engine")
 MAX_LOOK_S = 5.0  # until an unanswered look is repeated
 MAX_FIRST_STARTS = 8  # of an engine that was never ready; later ones are retried forever
-
-
-class Watchdog:
-    def __init__(self, hang_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.hang_s = hang_s
-        self.step_s = 0.0
-        self._clock = clock
-        self._beat_s = self._checked_s = clock()
-        self._ready_s: float | None = None
-        self._num_confirmed = 0
-        self._num_load_hangs = 0
-
-    def start(self) -> None:
-        self._beat_s, self.step_s, self._ready_s, self._num_confirmed = self._clock(), 0.0, None, 0
-
-    def mark_ready(self) -> None:
-        self._ready_s = self._beat_s = self._clock()
-        self._num_load_hangs = 0
-
-    def record(self, beat: Beat) -> None:
-        self._beat_s, self.step_s = self._clock(), beat.step_s
-
-    @property
-    def is_alive(self) -> bool:
-        """True if the last heartbeat is recent and its step not too long."""
-        return self._clock() - self._beat_s < 2 * BEAT_S and self.step_s < self.hang_s
-
-    @property
-    def is_stepping(self) -> bool:
-        return self.is_alive and self.step_s < BEAT_S
-
-    @property
-    def is_healthy(self) -> bool:
-        """True if the engine has been ready for a while."""
-        return self._ready_s is not None and self.is_alive and self._clock() - self._ready_s > HEALTHY_S
-
-    @property
-    def silent_s(self) -> float:
-        return self._clock() - self._beat_s
-
-    @property
-    def max_silent_s(self) -> float:
-        """Max time between heartbeats; longer while loading, doubled after each failure to load in time."""
-        if self._ready_s is not None:
-            return self.hang_s
-        return float(max(self.hang_s, MIN_LOAD_SILENCE_S) * 2 ** min(self._num_load_hangs, 6))
-
-    def check(self) -> bool:
-        """Check once, every WATCH_S; True if the process hangs. After a suspension, pending heartbeats are read
-        first."""
-        now = self._clock()
-        late, self._checked_s = now - self._checked_s > WATCH_S + MAX_LATE_S, now
-        if late:
-            self._beat_s, self.step_s, self._num_confirmed = max(self._beat_s, now - BEAT_S), 0.0, 0
-            return False
-        hangs = self.silent_s > self.max_silent_s or self._ready_s is not None and self.step_s > self.hang_s
-        self._num_confirmed = self._num_confirmed + 1 if hangs else 0
-        if self._num_confirmed < MIN_CONFIRMATIONS:
-            return False
-        self._num_confirmed = 0
-        self._num_load_hangs += self._ready_s is None
-        return True
-
-
-class Backoff:
-    """Delay before a restart: none after a healthy run, then doubling."""
-
-    def __init__(self) -> None:
-        self.num_failures = 0
-
-    def fail(self) -> float:
-        """Count a failure; return the seconds to wait."""
-        self.num_failures += 1
-        if self.num_failures == 1:
-            return 0.0
-        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(self.num_failures - 2, 30)))
-
-    def reset(self) -> None:
-        self.num_failures = 0
 
 
 class EngineView:
@@ -164,29 +74,26 @@ class RemoteEngine:
     def __init__(
         self,
         name: str,
-        model: str,
-        options: Mapping[str, Any],
-        folder: Path,
-        admission: AdmissionQueue,
+        launch: Launch,
+        dispatcher: Dispatcher,
         *,
         hang_s: float = 60.0,
-        command: Sequence[str] = WORKER,
         on_found: Callable[[Found], None] = lambda found: None,
     ) -> None:
-        self.name, self.model, self.options = name, model, dict(options)
-        self.admission = admission
+        self.name, self.launch = name, launch
         self.facts: Ready | None = None
         self.failure: str | None = None  # set when the engine is given up
         self.stats: dict[str, float] = {}
         self.num_restarts = 0
         self._past_stats: dict[str, float] = {}  # counters of earlier processes
-        self._folder, self._command, self._on_found = folder, command, on_found
+        self._on_found = on_found
         self._process: EngineProcess | None = None
         self._settled = asyncio.Event()  # ready or given up
         self._is_up = False
         self.view = EngineView(self._send)
         self._closing = asyncio.Event()
-        self.dispatcher = Dispatcher(admission, self._send)
+        self.dispatcher = dispatcher
+        self.replica = dispatcher.replicas.add(self._send)
         self.controls = Controls(self._send)
         self.list_first: Callable[[], Iterable[object]] = tuple  # messages that come before the requests
         self._watchdog = Watchdog(hang_s)
@@ -213,13 +120,13 @@ class RemoteEngine:
     def retry_after_s(self) -> int:
         return max(1, math.ceil((self._next_try_s or 0.0) - time.monotonic()))
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.dispatcher.flights or len(self.admission))
-
     def total(self, name: str) -> float:
         """Sum a counter over all processes so far."""
         return self._past_stats.get(name, 0.0) + self.stats.get(name, 0.0)
+
+    def list_totals(self) -> set[str]:
+        """List the counters by name."""
+        return self._past_stats.keys() | self.stats.keys()
 
     @property
     def pid(self) -> int | None:
@@ -252,7 +159,7 @@ class RemoteEngine:
         self._watchdog.start()
         end = "it did not start"
         try:
-            self._process = await EngineProcess.start(self.model, self.options, self._folder, self._command)
+            self._process = await EngineProcess.start(self.launch)
             try:
                 if not self._closing.is_set():  # it may have been set meanwhile
                     await self._process.watch(self._handle, self.dispatcher.unwritten.flush)
@@ -298,7 +205,7 @@ class RemoteEngine:
         if self._watchdog.is_healthy:
             self._backoff.reset()
         if self._watchdog.is_stepping:
-            self.dispatcher.quarantine.expire(time.monotonic())
+            self.replica.quarantine.expire(time.monotonic())
         try:
             self.dispatcher.dispatch()
         except Exception:
@@ -332,20 +239,11 @@ class RemoteEngine:
             self._watchdog.mark_ready()
             self._settled.set()
             self.controls.open(self.list_first())
-            self.dispatcher.open(report.max_num_seqs, report.kv_cache_tokens)
-
-    def submit(self, *flights: InFlightRequest) -> None:
-        """Queue the prompts of one client request, all or none; Busy if the queue is full."""
-        if self.failure is not None:
-            raise EngineFailed(self.failure)
-        self.dispatcher.submit(*flights)
-
-    def abort(self, *flights: InFlightRequest) -> None:
-        """Stop requests that nobody listens to; their blocks are free within one step."""
-        self.dispatcher.abort(*flights)
+            self.dispatcher.open(self.replica, report.max_num_seqs, report.kv_cache_tokens)
 
     def forget_prefixes(self) -> None:
         self._send(Forget())
+        self.replica.prefixes.clear()
 
     def _send(self, command: Add | Abort | Control | Forget | Look) -> None:
         if self._process is not None and self._is_up:
@@ -368,7 +266,7 @@ class RemoteEngine:
                 f"({end}): see its standard error; the usual cause is too little memory"
             )
             return
-        self.dispatcher.handle_death(was_ready)
+        self.dispatcher.handle_death(self.replica, was_ready)
         self._next_try_s = time.monotonic() + delay_s if delay_s else None
         log.error(
             "engine %s crashed (%s)%s; restarting%s, %d requests continue",
@@ -385,9 +283,3 @@ class RemoteEngine:
         if self._process is not None:
             with contextlib.suppress(Exception):
                 await self._process.stop()
-
-
-def sum_totals(engine: RemoteEngine, prefix: str) -> dict[str, float]:
-    """Sum all counters whose names begin with `prefix`, by the rest of the name."""
-    names = sorted(name for name in engine._past_stats | engine.stats if name.startswith(prefix))
-    return {name.removeprefix(prefix): engine.total(name) for name in names}

@@ -7,16 +7,21 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.server.engines.direct import DirectWriter
+from penstock.server.engines.prefixes import digest_blocks
 from penstock.server.engines.queues import PromptQueue
 from penstock.server.observe.trace import Trace
 from penstock.text.answers import Collector
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
+
+if TYPE_CHECKING:
+    from penstock.server.engines.replica import Replica
 
 _NO_TOKENS: list[int] = []  # never mutated
 STARTED_COST = 8  # cost of preempting a part with output; 1 without
@@ -38,7 +43,14 @@ class RequestPart:
         self.max_group = 1 << 30  # max size of its trial group
         self.trial_s = 0.0  # duration of an inconclusive trial; 0: not tried yet
         self.preemption_cost = 0  # of its preemptions so far
+        self.replica: Replica | None = None  # it was sent to last
         self._first, self._num_sent = min(self.siblings), 0
+
+    @property
+    def engine(self) -> Replica:
+        """The engine that it was sent to."""
+        assert self.replica is not None
+        return self.replica
 
     def split(self, size: int) -> RequestPart | None:
         """Keep `size` siblings; return the others as a part of their own."""
@@ -89,22 +101,41 @@ class InFlightRequest:
         self.mus: dict[int, float] = {}  # mirostat's mu after those tokens
         self.parts = deque([RequestPart(self, range(request.num_siblings))])  # waiting
         self.queue: PromptQueue | None = None
-        self.prefix_keys: tuple[int, ...] | None = None  # block hashes of its prompt, computed on demand
+        self._digests: tuple[bytes, ...] | None = None
         self.is_charged = False  # its prompt is paid for
         self.begun_s = time.monotonic()
         self.writer: DirectWriter | None = None  # of a response that has begun
         self._items: deque[StreamDelta | PenstockError | None] = deque()
         self._waiter: asyncio.Future[None] | None = None  # of `items`: all before is sent
         self._num_cached: int | None = None
+        self.num_muted = 0  # items at the beginning of what comes that the client has already
 
     @property
     def is_open(self) -> bool:
         return bool(self.outputs)
 
     @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Digests of the prompt's blocks, within the scope that shares prefixes; computed on demand."""
+        if self._digests is None:
+            request = self.request
+            self._digests = digest_blocks((self.tenant, request.salt, request.lora_key), request.tokens)
+        return self._digests
+
+    @property
     def num_cached(self) -> int:
         """Prompt tokens found in the prefix cache when first computed."""
         return self._num_cached or 0
+
+    def replay(self, delta: Delta) -> None:
+        """Take tokens that the client has already; what comes of them is muted."""
+        before = len(self._items)
+        self.push(delta)
+        self.num_muted += len(self._items) - before
+
+    def keep_open_parts(self) -> None:
+        """Leave ended siblings out of what is sent to engines."""
+        self.parts = deque([RequestPart(self, self.outputs)] if self.outputs else ())
 
     @property
     def timeout_s(self) -> float:
@@ -229,6 +260,7 @@ class Occupancy:
 
     def end_sibling(self, part: RequestPart, sibling: int) -> None:
         part.siblings.discard(sibling)
+        part.engine.num_rows -= 1
         self._count(part, -1)
 
     def remove(self, part: RequestPart) -> bool:
@@ -237,14 +269,6 @@ class Occupancy:
             return False
         self._count(part, -len(part.siblings))
         return True
-
-    def clear(self) -> list[RequestPart]:
-        parts = list(self._parts.values())
-        self._parts.clear()
-        self._tenants.clear()
-        self._queues.clear()
-        self.num_rows = 0
-        return parts
 
     @property
     def tenants(self) -> list[str]:

@@ -10,7 +10,8 @@ import itertools
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,18 @@ def _remove_leftovers(place: str) -> None:
                 os.close(handle)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """The start of an engine process, one of `num_replicas` that share the machine. `folder` is private to this user
+    and holds the sockets."""
+
+    model: str
+    options: dict[str, Any]
+    folder: Path
+    num_replicas: int = 1
+    command: Sequence[str] = WORKER
+
+
 class EngineProcess:
     """A started process; `watch` passes its reports on until it dies."""
 
@@ -117,10 +130,9 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(
-        cls, model: str, options: Mapping[str, Any], folder: Path, command: Sequence[str] = WORKER
-    ) -> EngineProcess:
-        """Start a process; `folder` is private to this user and holds the sockets."""
+    async def start(cls, launch: Launch) -> EngineProcess:
+        """Start a process."""
+        folder = launch.folder
         number = next(_serial_numbers)
         paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
         sockets: list[zmq.asyncio.Socket] = []
@@ -128,16 +140,17 @@ class EngineProcess:
             for path in paths:
                 sockets.append(_bind(path))
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+                *launch.command, stdin=asyncio.subprocess.PIPE, start_new_session=True
             )
         except BaseException:
             _close(sockets, paths)
             raise
         task = {
-            "model": model,
-            "options": dict(options),
+            "model": launch.model,
+            "options": launch.options,
             "endpoint": f"ipc://{paths[0]}",
             "beat_endpoint": f"ipc://{paths[1]}",
+            "num_replicas": launch.num_replicas,
         }
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already, which `watch` reports

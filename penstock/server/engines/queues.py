@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
+
+from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
 
 if TYPE_CHECKING:
     from penstock.server.engines.in_flight import InFlightRequest
 
 MAX_PASSES = 16  # then a request cannot be overtaken
 MAX_CANDIDATES = 128  # requests considered
-BLOCK_TOKENS = 16  # per block hash
-MAX_KEYS = 4096  # blocks compared per prompt
-MIN_KNOWN_TOKENS = 8192
+MAX_FITTING = 32  # requests considered for the engine that has room
 
 
 class QueueOrder(Protocol):
@@ -39,7 +38,11 @@ class FirstComeOrder:
         return next(iter(queues))
 
     def record_start(self, queue: PromptQueue, queues: Iterable[PromptQueue]) -> None:
-        pass
+        for other in islice(queues, MAX_CANDIDATES):
+            if other is queue:
+                break
+            other.num_passed += 1
+        queue.num_passed = 0
 
     def reset(self, cache_tokens: int) -> None:
         pass
@@ -52,13 +55,6 @@ class _CostOrder(FirstComeOrder):
         near = list(islice(queues, MAX_CANDIDATES))
         overdue = next((queue for queue in near if queue.num_passed >= MAX_PASSES), None)
         return overdue or min(near, key=lambda queue: self.cost(queue.first))
-
-    def record_start(self, queue: PromptQueue, queues: Iterable[PromptQueue]) -> None:
-        for other in islice(queues, MAX_CANDIDATES):
-            if other is queue:
-                break
-            other.num_passed += 1
-        queue.num_passed = 0
 
     def cost(self, flight: InFlightRequest) -> int:
         raise NotImplementedError
@@ -73,35 +69,17 @@ class LongestPrefixOrder(_CostOrder):
     """Longest prefix that was lately sent to the engine first. The engine, which knows its cache, orders again."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, None] = OrderedDict()  # block hashes, least recently used first
-        self._max_known = MIN_KNOWN_TOKENS // BLOCK_TOKENS
+        self._known = SentPrefixes()
 
     def reset(self, cache_tokens: int) -> None:
-        self._known.clear()
-        self._max_known = max(MIN_KNOWN_TOKENS, cache_tokens) // BLOCK_TOKENS
+        self._known.reset(max(MIN_KNOWN_TOKENS, cache_tokens) // BLOCK_TOKENS)
 
     def record_start(self, queue: PromptQueue, queues: Iterable[PromptQueue]) -> None:
         super().record_start(queue, queues)
-        for key in reversed(_hash_blocks(queue.first)):  # evict no block before its successors
-            self._known[key] = None
-            self._known.move_to_end(key)
-        while len(self._known) > self._max_known:
-            self._known.popitem(last=False)
+        self._known.add(queue.first.digests)
 
     def cost(self, flight: InFlightRequest) -> int:
-        return -bisect_left(_hash_blocks(flight), True, key=lambda key: key not in self._known)
-
-
-def _hash_blocks(flight: InFlightRequest) -> tuple[int, ...]:
-    """Hash the prompt's full blocks; each hash covers all blocks before it."""
-    if flight.prefix_keys is None:
-        request, keys = flight.request, list[int]()
-        tokens, key = request.tokens, hash((flight.tenant, request.salt, request.lora_key))
-        for begin in range(0, min(len(tokens), MAX_KEYS * BLOCK_TOKENS) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            key = hash((key, tokens[begin : begin + BLOCK_TOKENS]))
-            keys.append(key)
-        flight.prefix_keys = tuple(keys)
-    return flight.prefix_keys
+        return -self._known.count(flight.digests)
 
 
 ORDERS: dict[str, type[FirstComeOrder] | type[ShortestFirstOrder] | type[LongestPrefixOrder]] = {
@@ -179,6 +157,14 @@ class TenantQueue:
     @property
     def first(self) -> PromptQueue:
         return self._order.pick(self._best.queues)
+
+    def choose(self, fits: Callable[[InFlightRequest], bool]) -> PromptQueue:
+        """Return the request to go next, which `fits` if one of the first does. None is overtaken for ever."""
+        queues = self._best.queues
+        if next(iter(queues)).num_passed >= MAX_PASSES:
+            return self.first
+        fitting = [queue for queue in islice(queues, MAX_FITTING) if fits(queue.first)]
+        return self._order.pick(fitting) if fitting else self.first
 
     @property
     def oldest_unstarted(self) -> PromptQueue | None:

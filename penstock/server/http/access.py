@@ -106,8 +106,7 @@ def _describe(scope: Scope, usage: Usage | None) -> dict[str, Any]:
     if usage is not None:
         tokens = (usage.num_prompt, usage.num_output, usage.num_cached)
         fields |= dict(zip(("prompt_tokens", "completion_tokens", "cached_tokens"), tokens))
-        if usage.energy_j is not None:
-            fields["energy_mj"] = round(1e3 * usage.energy_j, 3)
+        fields |= usage.energy
     if usage is not None and trace is not None:
         begun_s = trace.queued_s or trace.begun_s
         for name, at_s in (("queue_ms", trace.run_s), ("ttft_ms", trace.first_s)):

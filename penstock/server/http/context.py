@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
+from penstock.host.ids import make_id
 from penstock.server.connections.body_memory import (
     SLOW_S,
     TRICKLE_BYTES,
@@ -29,8 +28,10 @@ from penstock.server.connections.body_memory import (
 )
 from penstock.server.engines.direct import OpenBody
 from penstock.server.http import sse
+from penstock.server.http.client import Client as Client
 from penstock.server.http.decode import decode
 from penstock.server.http.errors import ApiError, to_api_error, warn
+from penstock.server.http.relay import CURRENT_RELAY, KIND_HEADER, MOVED, RELAY, Relay, split_body
 from penstock.server.http.unknown_keys import UnknownKeys
 from penstock.server.observe.trace import CURRENT
 from penstock.server.openai.logprobs import encode_piecewise
@@ -55,15 +56,6 @@ Made = TypeVar("Made")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True)
-class Client:
-    """The sender of a request. `tenant` is its key's name, empty without keys. A batch yields to waiting clients."""
-
-    tenant: str = ""
-    is_admin: bool = False
-    is_batch: bool = False
-
-
 def server_of(request: Request) -> Server:
     return cast("Server", request.app.state.server)
 
@@ -79,8 +71,8 @@ def body_memory_of(request: Request) -> BodyMemory:
 async def read_body(request: Request, kind: type[Typed]) -> Typed:
     """Read the body as `kind`, off the event loop if it is large; a wrong one is a 400 that says why."""
     memory = body_memory_of(request)
-    reservation = request.scope[RESERVATION] = BodyReservation(memory, client_of(request).tenant)
-    raw = await _receive(request, reservation)
+    raw = await receive_body(request)
+    split_body(request.scope, raw)
     unknown = UnknownKeys(server_of(request).config.unknown_fields == "refuse")
     body = await run_on_body(request, lambda: decode(raw, kind, memory.max_body_bytes, unknown))
     if (notice := unknown.make_warning()) is not None:
@@ -88,6 +80,12 @@ async def read_body(request: Request, kind: type[Typed]) -> Typed:
     if (trace := CURRENT.get()) is not None:
         trace.move("tokenize")
     return body
+
+
+async def receive_body(request: Request) -> bytearray:
+    """Read the whole body, within the memory for bodies; `release_body` gives that back."""
+    reservation = request.scope[RESERVATION] = BodyReservation(body_memory_of(request), client_of(request).tenant)
+    return await _receive(request, reservation)
 
 
 async def _receive(request: Request, reservation: BodyReservation) -> bytearray:
@@ -139,11 +137,13 @@ async def release_body(scope: Scope) -> None:
 
 
 def new_id(prefix: str) -> str:
-    return prefix + secrets.token_hex(12)
+    return prefix + make_id()
 
 
 def now() -> int:
-    return int(time.time())
+    """Return the time for a response; a router's request has its own."""
+    relay = CURRENT_RELAY.get()
+    return int(time.time()) if relay is None else relay.created
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -195,6 +195,7 @@ async def start_generation(
     work = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
     waits = any(model.text.has_to_prepare(params) for _, params in prompts)
     generation = await (cancel_on_disconnect(request, work) if waits else work)
+    generation.open_body = request.scope.get(OPEN_BODY)
     request.scope[USAGE] = generation.usage
     generation.includes_applied = body.include_applied
     await release_body(request.scope)
@@ -255,6 +256,9 @@ async def event_stream(
 ) -> Response:
     """Stream `events`. An error before the first is an ordinary response; a later one becomes an event. `begin` gets
     the response when the first event is sent, to write others itself."""
+    relay: Relay | None = request.scope.get(RELAY)
+    if relay is not None:
+        events = relay.mute(events)
     try:
         first = await run_until_disconnect(request.receive, _next_event(events))
     except BaseException as error:
@@ -271,7 +275,8 @@ async def event_stream(
             async for event in events:
                 yield event
         except Exception as error:
-            yield failed(to_api_error(error))
+            known = to_api_error(error)
+            yield MOVED if relay is not None and relay.kind and known.status == 503 else failed(known)
         finally:
             await events.aclose()
 
@@ -281,6 +286,7 @@ async def event_stream(
         request.scope.get(SEND),
         media_type,
         None if begin is None or open_body is None else partial(begin, open_body),
+        {} if relay is None or not relay.kind else {KIND_HEADER: relay.kind},
     )
 
 
@@ -293,8 +299,9 @@ class EventResponse(StreamingResponse):
         send_event: Send | None,
         media_type: str,
         begin: Callable[[], None] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(events, media_type=media_type, headers=sse.HEADERS)
+        super().__init__(events, media_type=media_type, headers={**sse.HEADERS, **(headers or {})})
         self._send_event, self._begin = send_event, begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,10 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import InvalidConfig
 from penstock.host.files import UnreadableFile, read_regular
+from penstock.host.ids import SOURCE
 from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
+from penstock.server.http.relay import CURRENT_RELAY, RELAY, Relay, RouterAccess
 from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
@@ -68,6 +70,11 @@ def read_admin_key(given: str | None, path: str | None, variable: str | None = N
     if given is None and variable is not None:
         given = variable.strip()
     return None if given is None else _check_secret(given, "the admin key")
+
+
+def read_secret(path: str | None, option: str) -> str | None:
+    """Read a file that holds one key."""
+    return None if path is None else _check_secret(_read(path, option), f"the key of {option} {path}")
 
 
 def _read(path: str, option: str) -> str:
@@ -195,8 +202,10 @@ def reload_keys(ring: KeyRing, config: ServerConfig) -> None:
 class AuthMiddleware:
     """Identify the client by its key and refuse what it may not call."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router_key: str | None = None) -> None:
+        """`router_key` is the secret of a router in front of this server."""
         self._app, self._ring, self._routes = app, ring, routes
+        self._router = RouterAccess(router_key)
         self._known: set[str] = set()  # paths that are a route's own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,13 +214,27 @@ class AuthMiddleware:
         route = scope[ROUTE] = self._find_route(scope)
         if route not in OPEN and not (route == "/" and wants_page(scope)):
             local = is_local(scope)
-            client = self._ring.identify(_read_key(scope), is_local=local)
-            error = self._find_error(client, route)
-            if error is not None:
+            try:
+                is_routed, client = self._router.read(scope)
+            except ApiError as error:
                 return await error.response(scope["path"])(scope, receive, send)
+            if client is None:
+                client = self._ring.identify(_read_key(scope), is_local=local and not is_routed)
+            found = self._find_error(client, route)
+            if found is not None:
+                return await found.response(scope["path"])(scope, receive, send)
             scope[IDENTITY] = client
-            scope[SEES_ALL] = client is not None and client.is_admin or local and not self._ring.closed
-        await self._app(scope, receive, send)
+            sees_own = local and not self._ring.closed and not is_routed
+            scope[SEES_ALL] = client is not None and client.is_admin or sees_own
+        relay: Relay | None = scope.get(RELAY)
+        if relay is None:
+            return await self._app(scope, receive, send)
+        tokens = SOURCE.set(relay.ids), CURRENT_RELAY.set(relay)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            SOURCE.reset(tokens[0])
+            CURRENT_RELAY.reset(tokens[1])
 
     def _find_route(self, scope: Scope) -> str | None:
         """Return the declared path of the route; the search takes as long as there are routes."""

@@ -16,7 +16,7 @@ from penstock.server.observe.snapshot import describe_absent, describe_model, su
 
 if TYPE_CHECKING:
     from penstock.server.catalog import Catalog
-    from penstock.server.engines.engine import RemoteEngine
+    from penstock.server.engines.fleet import Fleet
     from penstock.server.metrics import Metrics
     from penstock.server.model import ServedModel
     from penstock.server.observe.ring import TraceRing
@@ -35,7 +35,7 @@ class LiveHub:
         self._catalog, self._metrics, self._traces = catalog, metrics, traces
         self._watchers: set[asyncio.Queue[bytes | None]] = set()
         self._looking: asyncio.Task[None] | None = None
-        self._rates: dict[str, tuple[RemoteEngine, RateWindow]] = {}
+        self._rates: dict[str, tuple[Fleet, RateWindow]] = {}
         self._is_closed = False
 
     @property
@@ -108,7 +108,7 @@ class LiveHub:
             **{name: engine.total(name) for name in RateWindow.COUNTERS},
             **self._metrics.sum_latencies(model.name),
         }
-        window.add(time.monotonic() if engine.view.seen is None else engine.view.seen_s, totals)
+        window.add(engine.view.seen_s if engine.view.list_seen() else time.monotonic(), totals)
         return {**describe_model(model, engine), "rates": window.rates}
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.engine.messages import Seen
     from penstock.server.engines.engine import RemoteEngine
+    from penstock.server.engines.fleet import Fleet
     from penstock.server.engines.in_flight import InFlightRequest
     from penstock.server.model import ServedModel
     from penstock.server.observe.trace import Trace
@@ -23,19 +24,38 @@ def describe_absent(model: ServedModel) -> dict[str, Any]:
     return {**shown, "rows": [], "queue": [], "blocks": None}
 
 
-def describe_model(model: ServedModel, engine: RemoteEngine) -> dict[str, Any]:
-    """Describe a model with its rows, its queue and its blocks, as its engine was last looked at."""
-    seen = engine.view.seen
+def describe_model(model: ServedModel, engine: Fleet) -> dict[str, Any]:
+    """Describe a model with its rows, its queue and its blocks, as its engines were last looked at."""
+    seen = [one for _, one in engine.view.list_seen()]
     rows = _list_rows(engine, seen)
     return {
         "name": model.name,
         "state": f"failed: {engine.failure}" if engine.failure else engine.state,
         "restarts": engine.num_restarts,
-        "age_s": None if seen is None else round(time.monotonic() - engine.view.seen_s, 3),
+        "age_s": round(time.monotonic() - engine.view.seen_s, 3) if seen else None,
         "num_rows": len(rows),
         "rows": rows[:MAX_ROWS],
         "queue": _list_queue(engine, seen),
-        "blocks": None if seen is None else _format_blocks(seen),
+        "blocks": _format_blocks(seen) if seen else None,
+        **({"replicas": [describe_replica(one) for one in engine.engines]} if len(engine.engines) > 1 else {}),
+    }
+
+
+def describe_replica(engine: RemoteEngine) -> dict[str, Any]:
+    """Describe one of a model's engines."""
+    replica, stats = engine.replica, engine.stats
+    return {
+        "replica": replica.number,
+        "pid": engine.pid,
+        "state": engine.state,
+        "restarts": engine.num_restarts,
+        "rows": replica.num_rows,
+        "pending_prompt_tokens": replica.num_pending,
+        "used_blocks": int(stats.get("num_used_blocks", 0)),
+        "blocks": int(stats.get("num_blocks", 0)),
+        "prompt_tokens": int(engine.total("num_prompt_tokens")),
+        "cached_tokens": int(engine.total("num_cached_tokens")),
+        "output_tokens": int(engine.total("num_output_tokens")),
     }
 
 
@@ -55,20 +75,23 @@ def summarize_trace(trace: Trace) -> dict[str, Any]:
         "output_tokens": trace.num_output,
         "preemptions": trace.num_preemptions,
         "restarts": trace.num_restarts,
+        **({"replicas": trace.replicas} if trace.replicas else {}),
     }
 
 
-def _list_rows(engine: RemoteEngine, seen: Seen | None) -> list[dict[str, Any]]:
+def _list_rows(engine: Fleet, seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """List answers, those in the engine first."""
     dispatcher, rows = engine.dispatcher, []
     told: set[tuple[str, int]] = set()
     now = time.monotonic()
-    for row in () if seen is None else seen.rows:
+    for row in (row for one in seen for row in one.rows):
         part = dispatcher.parts.get(row.request_id)
         if part is None or row.sibling not in part.siblings:
             continue  # it has ended
         told.add((part.flight.request.id, row.sibling))
         more = {"state": row.state, "computed_tokens": row.computed, "cached_tokens": row.cached}
+        if len(engine.engines) > 1:
+            more["replica"] = part.engine.number
         rows.append(_format_row(part.flight, row.sibling, now, {**more, "preemptions": row.preemptions}))
     for flights in (dispatcher.flights.values(), engine.admission):
         for flight in flights:
@@ -92,17 +115,28 @@ def _name_state(state: str | None, has_begun: bool) -> str:
     return "preempted" if has_begun else "queued"
 
 
-def _list_queue(engine: RemoteEngine, seen: Seen | None) -> list[dict[str, Any]]:
+def _is_new(flight: InFlightRequest) -> bool:
+    """Tell if a request that the engine has not told of yet waits for its turn, as all its answers do."""
+    return not any(flight.outputs.values()) and all(
+        _name_state(flight.trace.find_state((flight.number, sibling)), False) == "queued" for sibling in flight.outputs
+    )
+
+
+def _list_queue(engine: Fleet, seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """List tenants by what of theirs has not begun: in the admission queue, or in the engine without a row."""
     waiting = {tenant.name: [tenant.num_flights, tenant.num_tokens] for tenant in engine.admission.tenants.values()}
-    seen_ids: set[str] = set()
-    for row in () if seen is None else seen.rows:
+    has_row: dict[str, bool] = {}  # request of the engine's last look → none of its rows is queued
+    for row in (row for one in seen for row in one.rows):
         part = engine.dispatcher.parts.get(row.request_id)
-        if part is not None and row.state == "queued" and part.flight.request.id not in seen_ids:
-            seen_ids.add(part.flight.request.id)
-            counts = waiting.setdefault(part.flight.tenant, [0, 0])
+        if part is not None:
+            id = part.flight.request.id
+            has_row[id] = has_row.get(id, True) and row.state != "queued"
+    admission = set(engine.admission)
+    for flight in engine.dispatcher.flights.values():
+        if flight not in admission and not has_row.get(flight.request.id, not _is_new(flight)):
+            counts = waiting.setdefault(flight.tenant, [0, 0])
             counts[0] += 1
-            counts[1] += len(part.flight.request.tokens)
+            counts[1] += len(flight.request.tokens)
     return [{"tenant": name, "requests": num, "tokens": tokens} for name, (num, tokens) in waiting.items()]
 
 
@@ -122,19 +156,21 @@ def _format_row(flight: InFlightRequest, sibling: int, now_s: float, more: Mappi
         "accepted_tokens": trace.num_accepted,
         "preemptions": more["preemptions"],
         "age_s": round(now_s - flight.begun_s, 3),
+        **({"replica": more["replica"]} if "replica" in more else {}),
     }
 
 
-def _format_blocks(seen: Seen) -> dict[str, Any]:
-    blocks = seen.blocks
+def _format_blocks(seen: Sequence[Seen]) -> dict[str, Any]:
+    """Add up the pools of all engines; their maps follow each other."""
+    pools = [one.blocks for one in seen]
     return {
-        "num": blocks.num,
-        "block_size": blocks.block_size,
-        "free": blocks.free,
-        "held": blocks.held,
-        "cached": blocks.cached,
-        "shared": blocks.shared,
-        "evicted": blocks.evicted,
-        "map": base64.b64encode(blocks.cells).decode(),
-        "blocks_per_cell": blocks.blocks_per_cell,
+        "num": sum(one.num for one in pools),
+        "block_size": pools[0].block_size,
+        "free": sum(one.free for one in pools),
+        "held": sum(one.held for one in pools),
+        "cached": sum(one.cached for one in pools),
+        "shared": sum(one.shared for one in pools),
+        "evicted": sum(one.evicted for one in pools),
+        "map": base64.b64encode(b"".join(one.cells for one in pools)).decode(),
+        "blocks_per_cell": max(one.blocks_per_cell for one in pools),
     }

@@ -52,6 +52,7 @@ class Trace:
         self.num_prompt = self.num_cached = self.num_output = 0
         self.num_drafts = self.num_accepted = 0
         self.num_chunks = self.num_preemptions = self.num_restarts = 0
+        self.replicas: list[int] = []  # where its parts ran, where there are several
         self.outlives_connection = False  # it ends with its last token
         self.parent = ""  # a traceparent header
         self.energy_j: float | None = None
@@ -160,6 +161,11 @@ class Trace:
                 self.finish_reasons.append(finish_reason)
         self.follow(answer, "decode" if finish_reason is None else None, now)
 
+    def place(self, replica: int) -> None:
+        """Record that a part is sent to a replica."""
+        if replica not in self.replicas[-1:] and len(self.replicas) < MAX_STAGES:
+            self.replicas.append(replica)
+
     def wait_for_client(self, begin_s: float) -> None:
         """Record that a write waited since then for the client to read, until now."""
         now = time.monotonic()
@@ -223,6 +229,7 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
         "state": "finished" if trace.end_s is not None else trace.name,
         "status": trace.status,
         "finish_reasons": trace.finish_reasons,
+        **({"replicas": trace.replicas} if trace.replicas else {}),
         "begun": trace.begun_unix_s,
         "stages": stages,
         "totals": {

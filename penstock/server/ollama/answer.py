@@ -151,6 +151,7 @@ class OllamaAnswer:
             "prompt_eval_duration": _ns(first - times.begun_s),
             "eval_count": usage.num_output,
             "eval_duration": _ns(end - first),
+            **usage.energy,
             **self._generation.relaxed,
             **self._generation.ledger,
         }

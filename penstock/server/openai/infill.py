@@ -228,6 +228,7 @@ class InfillAnswer:
             "stopping_word": word,
             "tokens_cached": usage.num_prompt + usage.num_output,
             "timings": generation.times.format_timings(usage),
+            **usage.energy,
             **generation.relaxed,
             **generation.ledger,
         }

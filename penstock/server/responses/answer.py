@@ -117,7 +117,9 @@ class OutputEvents:
         return place if output_item.kind == "call" else {**place, "content_index": 0}
 
     def _find_id(self, output_item: OutputItem) -> str:
-        return self._ids.setdefault(output_item.index, new_id(PREFIXES[output_item.kind]))
+        if output_item.index not in self._ids:
+            self._ids[output_item.index] = new_id(PREFIXES[output_item.kind])
+        return self._ids[output_item.index]
 
 
 class ResponseAnswer:
@@ -187,6 +189,7 @@ class ResponseAnswer:
             "output_tokens": usage.num_output,
             "output_tokens_details": {"reasoning_tokens": self.output_items.builder.num_reasoning_tokens},
             "total_tokens": usage.num_prompt + usage.num_output,
+            **usage.energy,
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -27,6 +27,7 @@ from penstock.server.http.context import (
     start_generation,
 )
 from penstock.server.http.errors import ApiError
+from penstock.server.http.relay import detach
 from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import ChatBody
 from penstock.server.responses.answer import ResponseAnswer
@@ -115,6 +116,7 @@ async def responses(request: Request) -> Response:
     body = await read_body(request, ResponsesBody)
     server, client, store = server_of(request), client_of(request), _store(request)
     if body.background:
+        detach(request.scope)
         _background(request).check_limit(client.tenant)
     earlier = await _load_earlier(request, body)
     model = await server.catalog.open(body.model)

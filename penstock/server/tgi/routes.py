@@ -209,6 +209,7 @@ class TgiAnswer:
         if self._parameters.details or self._parameters.decoder_input_details:
             details = self._format_details(best)
             details["prefill"] = self._format_prefill(output.prompt_logprobs or ())
+            details |= self._generation.usage.energy
             if others:
                 details["best_of_sequences"] = [
                     {"generated_text": self._add_prompt(one.text), "prefill": [], **self._format_details(one)}
@@ -300,6 +301,7 @@ class TgiAnswer:
                 "generated_tokens": self._num_tokens,
                 "seed": self._find_seed(),
                 "input_length": len(self._flight.request.tokens),
+                **self._generation.usage.energy,
             },
         }
 

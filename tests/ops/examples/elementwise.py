@@ -155,3 +155,21 @@ def _pooling() -> Iterator[Example]:
         "first": False,
         "normalize": True,
     }
+
+
+@examples(ops.local_ids, EachRow("ids"))
+def _local_ids() -> Iterator[Example]:
+    for seed, (num_rows, first, count) in enumerate([(0, 3, 4), (1, 0, 1), (9, 10, 16), (70, 16, 48)]):
+        for dtype in (torch.int64, torch.int32):
+            ids = integers(seed, 64, num_rows).to(dtype)
+            yield {"ids": ids, "first": first, "count": count, "clamps": False}
+            yield {"ids": ids, "first": first, "count": count, "clamps": True}
+    yield {"ids": integers(9, 8, 12).view(6, 2), "first": 2, "count": 4, "clamps": False}
+
+
+@examples(ops.blank_rows, EachRow("x", "ids"))
+def _blank_rows() -> Iterator[Example]:
+    for seed, (num_rows, width) in enumerate([(0, 8), (1, 5), (9, 31), (70, 576)]):
+        for dtype in (torch.int64, torch.int32):
+            yield {"x": normal(seed, num_rows, width), "ids": (integers(seed, 3, num_rows) - 1).to(dtype)}
+    yield {"x": normal(9, 6, 64)[:, 16:40], "ids": integers(9, 2, 6) - 1}

@@ -91,9 +91,52 @@ KERNEL(take_columns)(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     return kDone;
 }
 
+namespace penstock {
+namespace PENSTOCK_PATH {
+namespace {
+
+template <class Id>
+void count_from(const Id* ids, int64_t size, int64_t first, int64_t count, bool clamps, Id* out) {
+    for (int64_t i = 0; i < size; i++) {
+        const int64_t local = int64_t(ids[i]) - first;
+        out[i] = Id(local >= 0 && local < count ? local : clamps ? 0 : -1);
+    }
+}
+
+}  // namespace
+}  // namespace PENSTOCK_PATH
+}  // namespace penstock
+
+// Ids of [first, first + count) counted from first; others become -1, or 0. They are 64 bits wide, or 32.
+KERNEL(local_ids)(const void* ids, int32_t is_wide, int64_t size, int64_t first, int64_t count, int32_t clamps,
+                  void* out) {
+    using namespace penstock::PENSTOCK_PATH;
+    if (is_wide) {
+        count_from(static_cast<const int64_t*>(ids), size, first, count, clamps, static_cast<int64_t*>(out));
+    } else {
+        count_from(static_cast<const int32_t*>(ids), size, first, count, clamps, static_cast<int32_t*>(out));
+    }
+    return kDone;
+}
+
+// Rows of negative ids become -0, which added to anything leaves its bits.
+KERNEL(blank_rows)(const float* x, int64_t x_stride, const void* ids, int32_t is_wide, int64_t num_rows, int64_t width,
+                   float* out) {
+    using namespace penstock::PENSTOCK_PATH;
+    parallel_for(num_rows, width, [&](int64_t row) {
+        const float* from = x + row * x_stride;
+        float* to = out + row * width;
+        const int64_t id = is_wide ? static_cast<const int64_t*>(ids)[row] : static_cast<const int32_t*>(ids)[row];
+        for (int64_t c = 0; c < width; c++) to[c] = id < 0 ? -0.0f : from[c];
+    });
+    return kDone;
+}
+
 EXPORT(activation)
 EXPORT(add)
 EXPORT(scale)
 EXPORT(softcap)
 EXPORT(gather)
 EXPORT(take_columns)
+EXPORT(local_ids)
+EXPORT(blank_rows)

@@ -89,7 +89,7 @@ class Kernel:
         if thread.recorder is not None:
             thread.recorder.note_call(self, args)
 
-    def make_error(self) -> IndexError:
+    def make_error(self) -> Exception:
         return IndexError(f"{self.name}: an index points outside the tensor it selects from")
 
     def pack(self, args: tuple[object, ...]) -> bytes:

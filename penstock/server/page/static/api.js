@@ -14,8 +14,8 @@ export class ApiError extends Error {
   }
 }
 
-/** Send a request; asks for a key when the server wants one. `signal` aborts. Resolves with the Response. */
-export async function send(path, { method = "GET", body, signal, headers = {} } = {}) {
+/** Send a request; asks for a key when the server wants one, unless `asks` is false. `signal` aborts. Resolves with the Response. */
+export async function send(path, { method = "GET", body, signal, headers = {}, asks = true } = {}) {
   for (;;) {
     const isAdmin = ADMIN_PATHS.test(path);
     const key = (isAdmin && keys.get("admin")) || keys.get("api") || keys.get("admin");
@@ -30,7 +30,7 @@ export async function send(path, { method = "GET", body, signal, headers = {} } 
     });
     if (response.ok) return response;
     const error = await readError(response);
-    if (!(await getKey(error, isAdmin, key))) throw error;
+    if (!asks || !(await getKey(error, isAdmin, key))) throw error;
   }
 }
 

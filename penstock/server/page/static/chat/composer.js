@@ -1,5 +1,6 @@
 // The field to write in, and the button that sends or stops.
 
+import { MAX_MESSAGE_CHARS } from "./limits.js";
 import { fill, h, icon } from "../dom.js";
 
 const MAX_HEIGHT = 0.4; // of the window
@@ -10,7 +11,7 @@ export class Composer {
     this.session = session;
     this.field = h("textarea", {
       class: "composer-field", rows: "1", placeholder: "Write a message", "aria-label": "Message", enterkeyhint: isTouch ? "enter" : "send",
-      on: { input: () => this.#fit(), keydown: (event) => this.#onKey(event) },
+      on: { input: () => this.#fit(), keydown: (event) => this.#onKey(event), paste: (event) => this.#onPaste(event) },
     });
     this.button = h("button", { type: "button", class: "composer-button", on: { click: () => this.#press() } });
     this.element = h("div", { class: "composer" }, h("div", { class: "composer-box" }, this.field, this.button));
@@ -28,6 +29,12 @@ export class Composer {
     if (!this.session.isRunning()) this.#send();
   }
 
+  /** Keep out what could not be sent: a field with it would stand still for seconds. */
+  #onPaste(event) {
+    const text = event.clipboardData?.getData("text/plain") ?? "";
+    if (text.length > MAX_MESSAGE_CHARS && !this.session.canSend(text)) event.preventDefault();
+  }
+
   #press() {
     if (this.session.isRunning()) this.session.stop();
     else this.#send();
@@ -36,7 +43,7 @@ export class Composer {
 
   #send() {
     const text = this.field.value;
-    if (!text.trim() || !this.session.models.length) return;
+    if (!text.trim() || !this.session.models.length || !this.session.canSend(text)) return;
     this.field.value = "";
     this.#fit();
     this.session.send(text);

@@ -2,8 +2,21 @@
 
 import { AnswerView } from "./answer_view.js";
 import { makeResultsView } from "./calls_view.js";
+import { MAX_SHOWN_CHARS } from "./limits.js";
 import { copyText } from "../clipboard.js";
 import { fill, h, iconButton, newId } from "../dom.js";
+
+/** Make a sent message; of a long one the beginning, and a button for the rest. */
+function makeSaid(text) {
+  const said = h("div", { class: "said", text: text.slice(0, MAX_SHOWN_CHARS) });
+  if (text.length <= MAX_SHOWN_CHARS) return said;
+  const more = h("button", {
+    type: "button", class: "link", text: ` … show all ${text.length.toLocaleString("en")} characters`,
+    on: { click: () => { said.textContent = text; } },
+  });
+  said.append(more);
+  return said;
+}
 
 export class MessageView {
   constructor(node, session, { isAnswered, names }) {
@@ -20,7 +33,7 @@ export class MessageView {
 
   #fillBody(names) {
     const { node, session } = this;
-    if (node.role === "user") fill(this.body, h("div", { class: "said", text: node.content }));
+    if (node.role === "user") fill(this.body, makeSaid(node.content));
     else if (node.role === "tool") fill(this.body, makeResultsView(node.results ?? [], names));
     else {
       const sendResults = this.isAnswered ? null : (results) => session.sendResults(node, results);

@@ -123,7 +123,7 @@ export class Panel {
     select.value = this.#settings.tool_choice ?? "auto";
     return [
       this.#makeJson("tools", "Tools", "What the model may call. You give the results by hand.", readTools, EXAMPLE_TOOLS),
-      this.#makeField("Calls", "Whether the model has to call a tool.", select),
+      this.#makeField("Calls", "Whether the model has to call a tool. Once it has the results, it may answer.", select),
     ];
   }
 

@@ -35,7 +35,7 @@ export const EXAMPLE_TOOLS = JSON.stringify([{
   type: "function",
   function: {
     name: "get_weather", description: "The weather in a city",
-    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false },
   },
 }], null, 2);
 
@@ -76,8 +76,11 @@ function readJson(text) {
   }
 }
 
-/** Return the fields of a request for these settings; throws an Error in words where one cannot be used. */
-export function makeFields(settings) {
+/** Return the fields of a request for these settings; throws an Error in words where one cannot be used.
+ *
+ * With `hasResults`, the request gives the results of calls: the model has called, and may answer now.
+ */
+export function makeFields(settings, hasResults = false) {
   const fields = {};
   for (const { name } of NUMBERS) if (settings[name] !== undefined) fields[name] = settings[name];
   const stops = (settings.stop ?? "").split("\n").filter((line) => line !== "");
@@ -90,7 +93,8 @@ export function makeFields(settings) {
   }
   const tools = readTools(settings.tools);
   if (tools.error) throw new Error(`The tools cannot be used: ${tools.error}.`);
-  if (tools.value?.length) Object.assign(fields, { tools: tools.value, tool_choice: settings.tool_choice ?? "auto" });
+  const choice = settings.tool_choice ?? "auto";
+  if (tools.value?.length) Object.assign(fields, { tools: tools.value, tool_choice: hasResults && choice === "required" ? "auto" : choice });
   if (settings.logprobs) Object.assign(fields, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
   return fields;
 }

@@ -33,7 +33,7 @@ export async function streamAnswer(api, node, { nodes, settings, model, goesOn, 
     model,
     messages: makeMessages(settings.system, goesOn ? [...nodes, node] : nodes),
     stream: true, stream_options: { include_usage: true },
-    ...makeFields(settings),
+    ...makeFields(settings, nodes.at(-1)?.role === "tool"),
     ...(goesOn ? { add_generation_prompt: false, continue_final_message: true } : {}),
   };
   const figures = {};

@@ -1,9 +1,10 @@
 // What the chat knows and does, apart from its looks. It outlives the view: answers go on while another view is shown.
 
+import { MAX_MESSAGE_CHARS } from "./limits.js";
 import { readSettings } from "./params.js";
 import { streamAnswer } from "./request.js";
 import { Storage } from "./storage.js";
-import { Conversation } from "./tree.js";
+import { CLOSED, Conversation } from "./tree.js";
 
 const SAVE_EVERY_MS = 3000;
 const INHERITED = ["model", "temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty", "logprobs"];
@@ -71,7 +72,7 @@ export class Session extends EventTarget {
   #mend(conversation) {
     const writing = this.#running.get(conversation.id)?.node;
     for (const node of conversation.nodes.values())
-      if (node.status === "writing" && node !== writing) Object.assign(node, { status: "broken", error: "The page was closed while this was written." });
+      if (node.status === "writing" && node !== writing) Object.assign(node, { status: "broken", error: CLOSED });
     return conversation;
   }
 
@@ -99,8 +100,10 @@ export class Session extends EventTarget {
 
   /** Keep a conversation; a failure is told once. With `throws`, it is thrown. */
   async save(conversation, throws = false) {
+    const num = conversation.nodes.size;
     try {
       await this.storage.write(conversation);
+      if (conversation.nodes.size > num && conversation === this.conversation) this.tell("conversation");
       this.#storageTold = "";
       this.tell("list");
     } catch (error) {
@@ -129,6 +132,13 @@ export class Session extends EventTarget {
     return [...this.#running.values()].some((one) => one.node === node);
   }
 
+  /** True if a message may be sent; else the user is told why not. */
+  canSend(text) {
+    if (text.length > MAX_MESSAGE_CHARS)
+      this.toast(`This message has ${text.length.toLocaleString("en")} characters, and ${MAX_MESSAGE_CHARS.toLocaleString("en")} is the limit: send a part of it.`, "error");
+    return text.length <= MAX_MESSAGE_CHARS && this.#isFree();
+  }
+
   /** True if no answer is being written here; else the user is told. */
   #isFree() {
     if (this.isRunning()) this.toast("An answer is being written in this conversation: stop it first.");
@@ -136,7 +146,6 @@ export class Session extends EventTarget {
   }
 
   send(text) {
-    if (!this.#isFree()) return;
     const path = this.conversation.path();
     const node = this.conversation.add(path.at(-1)?.id ?? null, { role: "user", content: text });
     this.#answer(node.id);
@@ -144,7 +153,7 @@ export class Session extends EventTarget {
 
   /** Put another text in place of a user's message, as a branch of its own, and answer it. */
   edit(node, text) {
-    if (!this.#isFree()) return;
+    if (!this.canSend(text)) return;
     const made = this.conversation.add(node.parent, { role: "user", content: text });
     this.#answer(made.id);
   }

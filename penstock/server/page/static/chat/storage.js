@@ -65,23 +65,27 @@ export class Storage {
     const text = JSON.stringify(conversation);
     if (text.length > MAX_CONVERSATION_CHARS)
       throw new StorageError(`This conversation has ${mega(text.length)} MB, and ${mega(MAX_CONVERSATION_CHARS)} MB is the limit: what was added last is not kept. Export it, or begin a new one.`);
-    const record = JSON.parse(text);
-    if (!this.#database) return void this.#memory.set(record.id, record);
+    if (!this.#database) return void this.#memory.set(conversation.id, JSON.parse(text));
     const num = await settle(this.#table("readonly").count());
-    if (num >= MAX_CONVERSATIONS && !(await settle(this.#table("readonly").getKey(record.id))))
+    if (num >= MAX_CONVERSATIONS && !(await settle(this.#table("readonly").getKey(conversation.id))))
       throw new StorageError(`${num} conversations are kept, and that is the limit: delete some to keep this one.`);
     try {
-      await this.#put(record);
+      await this.#put(conversation);
     } catch (error) {
       if (error?.name !== "QuotaExceededError") throw new StorageError(`The browser did not keep this conversation: ${error?.message ?? error}`);
       throw new StorageError("The browser's storage for this page is full: export and delete conversations to keep this one.");
     }
   }
 
-  /** Settles when the transaction does: a full storage shows only then. */
-  #put(record) {
+  /** Write a conversation with what another tab added to it. Settles when the transaction does: a full storage shows only then. */
+  #put(conversation) {
     return new Promise((resolve, reject) => {
-      const { transaction } = this.#table("readwrite").put(record);
+      const table = this.#table("readwrite");
+      const { transaction } = table;
+      table.get(conversation.id).onsuccess = ({ target }) => {
+        if (target.result) conversation.adopt(target.result.nodes);
+        table.put(JSON.parse(JSON.stringify(conversation)));
+      };
       transaction.oncomplete = () => resolve();
       transaction.onabort = () => reject(transaction.error ?? new Error("the write was aborted"));
     });

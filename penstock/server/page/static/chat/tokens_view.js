@@ -2,6 +2,7 @@
 
 import { h, newId } from "../dom.js";
 
+const GAP_PX = 6; // between a token and its alternatives
 const LEVELS = [0.9, 0.6, 0.3, 0.1]; // shares that part the colours
 const NAMES = ["over 90 %", "60 to 90 %", "30 to 60 %", "10 to 30 %", "under 10 %"];
 
@@ -56,7 +57,10 @@ function showAlternatives(view, popup, token, [text, logprob, top]) {
   const [box, own] = [view.getBoundingClientRect(), token.getBoundingClientRect()];
   const left = Math.min(own.left - box.left, box.width - popup.offsetWidth);
   popup.style.left = `${Math.max(0, left)}px`;
-  popup.style.top = `${own.bottom - box.top + 6}px`;
+  const seen = view.closest(".scroller")?.getBoundingClientRect() ?? { top: 0, bottom: innerHeight };
+  const [above, below] = [own.top - GAP_PX - popup.offsetHeight, own.bottom + GAP_PX];
+  const isBelow = below + popup.offsetHeight <= seen.bottom || above < seen.top;
+  popup.style.top = `${(isBelow ? below : above) - box.top}px`;
 }
 
 function makeRow(text, share, isChosen) {

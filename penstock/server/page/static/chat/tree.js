@@ -2,6 +2,7 @@
 
 import { VERSION } from "./limits.js";
 
+export const CLOSED = "The page was closed while this was written.";
 let numMade = 0;
 
 export function makeId() {
@@ -35,25 +36,19 @@ export class Conversation {
     return node;
   }
 
-  /** Remove a message with all below it; a sibling is shown in its place. */
-  remove(id) {
-    const node = this.nodes.get(id);
-    const siblings = this.children.get(node.parent);
-    const at = siblings.indexOf(id);
-    siblings.splice(at, 1);
-    const pending = [id];
-    while (pending.length) {
-      const gone = pending.pop();
-      pending.push(...(this.children.get(gone) ?? []));
-      this.children.delete(gone);
-      this.shown.delete(gone);
-      this.nodes.delete(gone);
+  /** Take over what another tab added to its copy: a list of messages, each after the one it answers.
+   *
+   * What both have stays as it is here, but for answers that were taken for lost while the other tab wrote them.
+   */
+  adopt(nodes) {
+    for (const node of nodes) {
+      const own = this.nodes.get(node.id);
+      if (own && own.error === CLOSED && node.error !== CLOSED) Object.assign(own, { error: undefined }, node);
+      if (own || (node.parent !== null && !this.nodes.has(node.parent))) continue;
+      this.nodes.set(node.id, node);
+      this.#enter(node);
+      if (!this.shown.has(node.parent)) this.shown.set(node.parent, node.id);
     }
-    if (this.shown.get(node.parent) === id) {
-      if (siblings.length) this.shown.set(node.parent, siblings[Math.min(at, siblings.length - 1)]);
-      else this.shown.delete(node.parent);
-    }
-    this.touch();
   }
 
   siblingsOf(node) {

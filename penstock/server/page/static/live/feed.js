@@ -52,6 +52,11 @@ function keep(look) {
   }).slice(0, MAX_ENDED);
 }
 
+/** Look once, without asking for a key, to know what ended lately. */
+export async function look(api, signal) {
+  for await (const { data } of api.stream("admin/live", { signal, asks: false })) return keep(data);
+}
+
 /** Follow the stream until the returned function is called.
  *
  * onLook(look) is called for each event; onTrouble(text, canRetry) when there is none, with "" once there is again.

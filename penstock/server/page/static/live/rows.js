@@ -69,7 +69,7 @@ function makeRow(data) {
   function update(one) {
     state.textContent = one.state;
     state.className = `state state-${STATES[one.state] ? one.state : "other"}`;
-    state.title = STATES[one.state] ?? "";
+    state.title = [STATES[one.state], one.replica !== undefined && `on replica ${one.replica}`].filter(Boolean).join(", ");
     const computed = Math.min(one.computed_tokens, one.prompt_tokens);
     prompt.update([Math.min(one.cached_tokens, one.prompt_tokens), computed], one.prompt_tokens,
       `${count(computed)} / ${count(one.prompt_tokens)}${one.cached_tokens ? ` (${count(one.cached_tokens)} cached)` : ""}`);

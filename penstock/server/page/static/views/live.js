@@ -79,16 +79,19 @@ function makeSection(name) {
   const facts = h("span", { class: "muted" });
   const plots = PLOTS.map(makePlot);
   const map = makeBlockMap();
+  const mapSilence = h("p", { class: "muted", text: "The engine has not told of its blocks yet." });
   const rows = makeRows();
   const rowsTitle = h("h3");
   const queue = h("div", { class: "queue" });
+  const replicas = h("ul", { class: "muted" });
+  const replicasBox = h("section", { class: "box" }, h("h3", { text: "Replicas" }), replicas);
   const inside = h("div", { class: "live-inside" },
     h("div", { class: "plots" }, plots.map((plot) => plot.element)),
     h("div", { class: "live-pair" },
       h("section", { class: "box box-wide" }, rowsTitle, rows.element),
       h("div", { class: "live-side" },
-        h("section", { class: "box" }, h("h3", { text: "Blocks" }), map.element),
-        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue))));
+        h("section", { class: "box" }, h("h3", { text: "Blocks" }), mapSilence, map.element),
+        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue), replicasBox)));
   const element = h("section", { class: "live-model", "aria-label": name },
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: name, title: name }), state, facts), inside);
 
@@ -106,7 +109,10 @@ function makeSection(name) {
     rowsTitle.textContent = `Batch: ${describeRows(model.rows, model.num_rows)}`;
     rows.update(model);
     fillQueue(queue, model.queue);
+    replicasBox.hidden = !model.replicas;
+    if (model.replicas) fill(replicas, model.replicas.map((one) => h("li", { text: describeReplica(one) })));
     map.element.hidden = !model.blocks;
+    mapSilence.hidden = Boolean(model.blocks);
     if (model.blocks) map.update(model.blocks);
   }
 
@@ -118,6 +124,12 @@ function makeSection(name) {
       map.stop();
     },
   };
+}
+
+function describeReplica(one) {
+  const hits = one.prompt_tokens ? `${Math.round(100 * one.cached_tokens / one.prompt_tokens)} % of prompts cached` : "no prompt yet";
+  const parts = [one.state, plural(one.rows, "answer"), hits, one.restarts && plural(one.restarts, "restart")];
+  return `${one.replica}: ${parts.filter(Boolean).join(", ")}`;
 }
 
 function describeRows(rows, total) {

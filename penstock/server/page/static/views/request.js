@@ -1,7 +1,8 @@
 // A request's timeline: its stages as a bar that adds up to its wall time, with the causes in words.
 
 import { fill, h } from "../dom.js";
-import { listEnded } from "../live/feed.js";
+import { keys } from "../keys.js";
+import { listEnded, look } from "../live/feed.js";
 import { makeEnded } from "../live/rows.js";
 import { clock, count, plural, requestPath, seconds, share } from "../live/words.js";
 
@@ -46,9 +47,13 @@ export function mount(element, { api, route }) {
     input.value = id;
     said.hidden = true;
     shown.replaceChildren();
+    showRecent();
+    load(id);
+  }
+
+  function showRecent() {
     recentPart.hidden = !listEnded().length;
     recent.update(listEnded().slice(0, 30));
-    load(id);
   }
 
   async function load(id) {
@@ -82,10 +87,13 @@ export function mount(element, { api, route }) {
   });
   route.watch(open);
   open(route.parts);
+  const looking = new AbortController();
+  if (keys.get("admin") || !keys.get("api")) look(api, looking.signal).then(showRecent, () => {}); // only the admin may
   if (!route.parts.length) input.focus();
   return () => {
     clearTimeout(timer);
     abort.abort();
+    looking.abort();
   };
 }
 
@@ -134,6 +142,7 @@ function describeState(timeline) {
 
 function describeRequest(timeline) {
   const parts = [timeline.model, timeline.tenant && `tenant ${timeline.tenant}`, timeline.route, `at ${clock(timeline.begun)}`];
+  if (timeline.replicas) parts.push(`replica ${timeline.replicas.join(", then ")}`);
   if (timeline.request_id !== timeline.id) parts.push(`x-request-id ${timeline.request_id}`);
   return parts.filter(Boolean).join(" · ");
 }

@@ -1,0 +1,80 @@
+"""The store of a runner: the blocks used last in memory, and all in files as far as there is room."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.runner.store.files import FileTier
+
+
+class BlockStore:
+    """`max_bytes` in memory. What is dropped there is in the files still, if there are any."""
+
+    def __init__(self, max_bytes: int, files: FileTier | None = None) -> None:
+        self.max_bytes, self.files = max_bytes, files
+        self.num_bytes = self.num_hits = self.num_misses = 0
+        self._memory: OrderedDict[bytes, bytes] = OrderedDict()  # the least recently used one first
+
+    def has(self, name: bytes) -> bool:
+        return name in self._memory or self.files is not None and name in self.files
+
+    def save(self, name: bytes, data: bytes) -> None:
+        self._keep(name, data)
+        if self.files is not None:
+            self.files.put(name, data)
+
+    def load(self, name: bytes) -> bytes | None:
+        """Return a block's bytes; None if they are lost."""
+        data = self._memory.get(name)
+        if data is not None:
+            self._memory.move_to_end(name)
+        elif self.files is not None:
+            data = self.files.get(name)
+            if data is not None:
+                self._keep(name, data)
+        if data is None:
+            self.num_misses += 1
+        else:
+            self.num_hits += 1
+        return data
+
+    def drop(self, name: bytes) -> None:
+        """Forget a block that is damaged, or not of the size that it should have."""
+        data = self._memory.pop(name, None)
+        self.num_bytes -= len(data) if data is not None else 0
+        if self.files is not None:
+            self.files.drop(name)
+
+    def refresh(self) -> None:
+        if self.files is not None:
+            self.files.refresh()
+
+    def forget(self) -> None:
+        self._memory.clear()
+        self.num_bytes = 0
+        if self.files is not None:
+            self.files.forget()
+
+    def count(self) -> dict[str, int]:
+        files = self.files
+        return {
+            "num_store_blocks": len(self._memory) if files is None else max(len(self._memory), len(files)),
+            "num_store_bytes": self.num_bytes,
+            "num_store_file_bytes": files.num_bytes if files is not None else 0,
+            "num_store_hits": self.num_hits,
+            "num_store_misses": self.num_misses,
+            "num_store_errors": files.num_errors if files is not None else 0,
+        }
+
+    def close(self) -> None:
+        if self.files is not None:
+            self.files.close()
+
+    def _keep(self, name: bytes, data: bytes) -> None:
+        if name in self._memory or len(data) > self.max_bytes:
+            return
+        self._memory[name] = data
+        self.num_bytes += len(data)
+        while self.num_bytes > self.max_bytes:
+            _, dropped = self._memory.popitem(last=False)
+            self.num_bytes -= len(dropped)

@@ -1,0 +1,136 @@
+"""One engine as the dispatcher sees it, and the choice of the engine for a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.engine.messages import Abort, Add
+from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
+from penstock.server.engines.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from penstock.server.engines.in_flight import InFlightRequest, RequestPart
+
+MAX_AHEAD = 8  # sequences queued in an engine beyond those it can run, so that it never idles
+ROW_TOKENS = 32  # prompt tokens that cost an engine as much as the rest of an average answer
+RECOMPUTE = 4  # work that an engine may have above another's, per token that the other would compute again
+
+
+class Replica:
+    """An engine's rows, suspects and latest prompts; `send` sends it a command. It is closed until it has rows."""
+
+    def __init__(self, number: int, send: Callable[[Add | Abort], None]) -> None:
+        self.number, self.send = number, send
+        self.max_rows: int | None = None  # of the present process
+        self.quarantine = Quarantine()
+        self.prefixes = SentPrefixes()
+        self.num_rows = 0
+        self.num_pending = 0  # prompt tokens sent and not computed yet, as far as known
+        self._pending: dict[RequestPart, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self.max_rows is not None
+
+    @property
+    def has_room(self) -> bool:
+        return self.max_rows is not None and self.num_rows < self.max_rows + MAX_AHEAD
+
+    @property
+    def work(self) -> int:
+        """Estimate what is left to do, in prompt tokens."""
+        return self.num_pending + ROW_TOKENS * self.num_rows
+
+    def open(self, max_rows: int, cache_tokens: int, now_s: float) -> None:
+        """Begin with a new process, which has an empty cache."""
+        self.max_rows = max_rows
+        self.prefixes.reset(max(MIN_KNOWN_TOKENS, cache_tokens) // BLOCK_TOKENS)
+        self.quarantine.open(now_s)
+
+    def add(self, part: RequestPart, digests: Sequence[bytes]) -> None:
+        """Count a part that is sent; `digests` are empty where there is one engine."""
+        num_tokens = len(part.flight.request.tokens)
+        num_new = max(1, num_tokens - BLOCK_TOKENS * self.prefixes.count(digests))
+        self._pending[part] = num_new
+        self.num_pending += num_new
+        self.num_rows += len(part.siblings)
+        self.prefixes.add(digests)
+
+    def begin(self, part: RequestPart) -> None:
+        """Count a part's prompt as computed: a token has come."""
+        self.num_pending -= self._pending.pop(part, 0)
+
+    def remove(self, part: RequestPart) -> None:
+        self.begin(part)
+        self.num_rows -= len(part.siblings)
+
+    def clear(self) -> None:
+        """Forget the parts of a dead process."""
+        self.max_rows = None
+        self.num_rows = self.num_pending = 0
+        self._pending.clear()
+        self.prefixes.clear()
+
+
+class Replicas:
+    """All engines of a model."""
+
+    def __init__(self) -> None:
+        self._replicas: list[Replica] = []
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def add(self, send: Callable[[Add | Abort], None]) -> Replica:
+        self._replicas.append(replica := Replica(len(self), send))
+        return replica
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of all open engines."""
+        return sum(replica.max_rows or 0 for replica in self)
+
+    @property
+    def has_room(self) -> bool:
+        return any(replica.has_room for replica in self)
+
+    @property
+    def has_trials(self) -> bool:
+        return any(replica.quarantine.has_trials for replica in self)
+
+    def digest(self, flight: InFlightRequest) -> Sequence[bytes]:
+        """Return the digests of a prompt; none where there is no choice."""
+        return flight.digests if len(self) > 1 else ()
+
+    def choose(self, flight: InFlightRequest) -> Replica:
+        """Choose an open engine for a request, whether it has room or not."""
+        return choose_replica([one for one in self if one.is_open], self.digest(flight))
+
+    def choose_with_room(self, flight: InFlightRequest) -> Replica:
+        """Choose an engine that can take a request now, the best one if it can."""
+        best = self.choose(flight)
+        free = [one for one in self if one.has_room]
+        return best if best.has_room or not free else choose_replica(free, self.digest(flight))
+
+    def fits(self, flight: InFlightRequest) -> bool:
+        """True if the engine that is best for a request has room."""
+        return self.choose(flight).has_room
+
+
+def choose_replica(replicas: Sequence[Replica], digests: Sequence[bytes]) -> Replica:
+    """Choose the replica with the longest prefix of a prompt, unless it is overloaded: its work is above the least busy
+    one's by more than RECOMPUTE times what that one would have to compute more. Prompts that are new everywhere go
+    where the cache has room, else to the least busy."""
+
+    def cost(replica: Replica) -> tuple[int, int, int]:
+        prefixes = replica.prefixes
+        num_new = len(digests) - prefixes.count(digests)
+        num_forgotten = min(num_new, max(0, len(prefixes) + num_new - prefixes.max_blocks))
+        lost = RECOMPUTE * BLOCK_TOKENS * (num_new + num_forgotten)
+        return replica.work + lost, len(prefixes), replica.number
+
+    return replicas[0] if len(replicas) == 1 else min(replicas, key=cost)

@@ -1,0 +1,252 @@
+"""Requests to an upstream server: HTTP/1.1 over kept connections, with bounded buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httptools
+
+from penstock.errors import InvalidConfig, PenstockError, quote
+
+CONNECT_S = 5.0
+READ_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+MAX_IDLE = 64  # connections kept per server
+Headers = list[tuple[bytes, bytes]]
+
+
+class UpstreamFailed(PenstockError):
+    """A server that cannot be reached, breaks off or sends what is no HTTP."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Parts of a server's URL."""
+
+    url: str
+    host: str
+    port: int
+    is_tls: bool
+    prefix: str  # of every path
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment or parts.username:
+            raise InvalidConfig(f"{quote(url)} is no server's URL: give it as http://HOST:PORT or https://HOST:PORT")
+        is_tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(url.rstrip("/"), host, port or (443 if is_tls else 80), is_tls, prefix)
+
+    @property
+    def authority(self) -> bytes:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{name}:{self.port}".encode()
+
+
+class _Connection:
+    """One connection, and the parser of the response under way."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._begin()
+
+    def _begin(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.headers: Headers = []
+        self.has_head = self.is_complete = False
+        self.parts: deque[bytes] = deque()
+        self.num_head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.num_head_bytes += len(name) + len(value)
+        if not self.has_head:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.has_head = self.parser.get_status_code() >= 200
+        if not self.has_head:
+            self.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = self.has_head
+
+    @property
+    def status(self) -> int:
+        return int(self.parser.get_status_code())
+
+    @property
+    def ends_with_connection(self) -> bool:
+        names = {name for name, _ in self.headers}
+        return not names & {b"content-length", b"transfer-encoding"}
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.is_complete and self.parser.should_keep_alive() and not self.reader.at_eof()
+
+    def reset(self) -> None:
+        self._begin()
+
+    async def feed(self) -> None:
+        """Read and parse some bytes."""
+        try:
+            data = await self.reader.read(READ_BYTES)
+        except OSError as error:
+            raise UpstreamFailed(f"the connection broke: {error}") from None
+        if not data:
+            if self.has_head and self.ends_with_connection:
+                self.is_complete = True
+                return
+            raise UpstreamFailed("the connection was closed before the end of the response")
+        if not self.has_head:
+            self.num_head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise UpstreamFailed("it wants another protocol than HTTP") from None
+        except httptools.HttpParserError as error:
+            raise UpstreamFailed(f"it sent what is no HTTP response ({error})") from None
+        if not self.has_head and self.num_head_bytes > MAX_HEAD_BYTES:
+            raise UpstreamFailed(f"the head of its response has more than {MAX_HEAD_BYTES} bytes")
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.writer.transport.abort()
+
+
+class UpstreamResponse:
+    """A response whose head has come."""
+
+    def __init__(self, client: UpstreamClient, connection: _Connection) -> None:
+        self._client, self._connection = client, connection
+        self.status, self.headers = connection.status, list(connection.headers)
+
+    def find(self, name: bytes) -> bytes:
+        return next((value for key, value in self.headers if key == name), b"")
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body; UpstreamFailed if it breaks off."""
+        connection = self._connection
+        while True:
+            while connection.parts:
+                yield connection.parts.popleft()
+            if connection.is_complete:
+                return
+            await connection.feed()
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Read the whole body; UpstreamFailed if it is larger."""
+        body = bytearray()
+        async for part in self.parts():
+            body += part
+            if len(body) > max_bytes:
+                raise UpstreamFailed(f"its response has more than {max_bytes} bytes")
+        return bytes(body)
+
+    def close(self) -> None:
+        """Keep the connection if the response has ended, else close it."""
+        self._client.give_back(self._connection)
+
+
+class UpstreamClient:
+    """Connections to one server."""
+
+    def __init__(self, address: Address, context: ssl.SSLContext | None) -> None:
+        self.address = address
+        self._context = context if address.is_tls else None
+        self._idle: deque[_Connection] = deque()
+
+    async def send(
+        self, method: str, target: bytes, headers: Headers, body: Iterable[bytes] | AsyncIterator[bytes] = ()
+    ) -> UpstreamResponse:
+        """Send a request; return when the head of the response has come."""
+        while True:
+            kept = self._take()
+            connection = kept or await self._connect()
+            try:
+                await self._write(connection, method, target, headers, body)
+                while not connection.has_head:
+                    await connection.feed()
+                return UpstreamResponse(self, connection)
+            except (UpstreamFailed, OSError) as error:
+                connection.close()
+                is_fresh = kept is None or connection.num_head_bytes or isinstance(body, AsyncIterator)
+                if is_fresh:  # else the server may have closed a kept connection just now
+                    raise UpstreamFailed(str(error)) from None
+            except BaseException:
+                connection.close()
+                raise
+
+    async def _write(
+        self,
+        connection: _Connection,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        body: Iterable[bytes] | AsyncIterator[bytes],
+    ) -> None:
+        lines = [method.encode(), b" ", self.address.prefix.encode(), target, b" HTTP/1.1\r\nhost: "]
+        lines += [self.address.authority, b"\r\n"]
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        writer = connection.writer
+        is_stream = isinstance(body, AsyncIterator)
+        if is_stream:
+            lines.append(b"transfer-encoding: chunked\r\n\r\n")
+            writer.write(b"".join(lines))
+            async for part in body:
+                if part:
+                    writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                    await writer.drain()
+            writer.write(b"0\r\n\r\n")
+        else:
+            parts = list(body)
+            if parts or method not in ("GET", "HEAD"):
+                lines.append(b"content-length: %d\r\n" % sum(map(len, parts)))
+            writer.write(b"".join([*lines, b"\r\n"]))
+            for part in parts:
+                writer.write(part)
+        await writer.drain()
+
+    def _take(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.reader.at_eof() and not connection.writer.is_closing():
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> _Connection:
+        address = self.address
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(address.host, address.port, ssl=self._context, limit=READ_BYTES), CONNECT_S
+            )
+        except (OSError, asyncio.TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or f"no answer in {CONNECT_S:g} s"
+            raise UpstreamFailed(f"cannot connect: {reason}") from None
+        return _Connection(reader, writer)
+
+    def give_back(self, connection: _Connection) -> None:
+        if connection.is_reusable and len(self._idle) < MAX_IDLE and not connection.parts:
+            connection.reset()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
