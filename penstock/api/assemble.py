@@ -37,11 +37,11 @@ from penstock.models.files import Checkpoint, open_checkpoint, read_config, read
 from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
-from penstock.passes.adapt import LoraTable
+from penstock.passes.adapt import LoraTable, StackTable
 from penstock.passes.load import load_lowered
 from penstock.passes.outline import count_packed_bytes
-from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
+from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory
 from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.open import open_store
@@ -133,7 +133,7 @@ def assemble(
         applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
         tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
-        loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
+        loras = _make_lora_table(spec, settings, torch.device(settings.device))
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress, loras)
     finally:
         if checkpoint:
@@ -213,6 +213,14 @@ def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint 
     for name, why in idle.items():
         _log.warning("%s=%s has no effect: %s", name, getattr(config, name), why)
     return mark_idle(settings, idle)
+
+
+def _make_lora_table(spec: ModelSpec, settings: Resolved, device: torch.device) -> LoraTable | None:
+    if not settings.enable_lora:
+        return None
+    if device.type == "cpu":
+        return LoraTable(spec, settings.max_loras)
+    return StackTable(spec, settings.max_loras, settings.max_lora_rank, DTYPES[settings.dtype], device)
 
 
 def _load(
@@ -308,7 +316,7 @@ def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
     """The steps of a GPU's engine on the meta device."""
     from penstock.runner.cuda.decode_graphs import make_decode_graphs
 
-    model = _load(None, spec, settings, META)
+    model = _load(None, spec, settings, META, loras=_make_lora_table(spec, settings, META))
     assert isinstance(model, Decoder)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     with torch.inference_mode():
@@ -354,16 +362,16 @@ def start_engine(
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
     if loras is not None:
-        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
+        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras, sums=settings.device == "cpu")
         if offloading is not None:
             offloading.names.find_adapters = scheduler.roster.loras.memory.describe
+    bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
     if settings.device == "cpu":
-        bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
         on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank, store)
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters, store)
+    runner = _gpu_runner(model, memory, settings, grammars, drafters, store, bank)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -383,6 +391,7 @@ def _gpu_runner(
     grammars: GrammarCompiler | None,
     drafters: Drafters | None,
     store: BlockStore | None,
+    bank: LoraBank | None,
 ) -> CudaRunner | EncoderRunner:
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
@@ -392,7 +401,7 @@ def _gpu_runner(
         return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
     eager, deterministic = settings.enforce_eager, settings.deterministic
     runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
-    runner.store = store
+    runner.store, runner.loras = store, bank
     return runner
 
 

@@ -21,6 +21,7 @@ GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grow
 CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
+LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
 AUTO_KV_DTYPE = "float16"
 
@@ -47,6 +48,7 @@ class GpuFacts:
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
     captured_tokens: int = 0  # of the largest step with prompts that is captured
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
+    lora_bytes: int = 0  # of an adapter of all linears, for each rank, at 16 bits
     kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
 
 
@@ -150,6 +152,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
         and room < wide * gpu.layer_bytes
     ):
         return 0
+    if config.enable_lora:
+        room -= wide * config.max_loras * -(-config.max_lora_rank // LORA_RANK_STEP) * LORA_RANK_STEP * gpu.lora_bytes
     captured = 0 if config.enforce_eager else min(tokens, gpu.captured_tokens)  # graphs have memory of their own
     left = room - wide * ((tokens + captured) * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
@@ -187,6 +191,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
+    if config.enable_lora:
+        return "cpu", "adapters have not been checked on a GPU"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
     if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
@@ -270,11 +276,11 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     return reason
 
 
-def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
-    if config.enable_lora and gpu is not None:
+def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
+    if config.enable_lora and gpu is not None and facts.whole_prompts:
         raise InvalidConfig(
-            f"enable_lora=True needs a CPU, and this is {gpu.name}: set device=cpu, or merge the adapter into the "
-            "model (penstock merge)"
+            f"enable_lora=True with an embedding model needs a CPU, and this is {gpu.name}: set device=cpu, or merge "
+            "the adapter into the model (penstock merge)"
         )
     return {} if config.max_cpu_loras else {"max_cpu_loras": (config.max_loras, "as many as in one step")}
 
@@ -327,7 +333,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)
-    derived |= aims | _loras(config, gpu)
+    derived |= aims | _loras(config, facts, gpu)
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}

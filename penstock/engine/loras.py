@@ -116,7 +116,8 @@ class LoraMemory:
 class LoraSlots:
     """`num_slots` sets of adapters run at once; `num_resident` adapters are in memory."""
 
-    def __init__(self, num_slots: int = 0, num_resident: int = 0) -> None:
+    def __init__(self, num_slots: int = 0, num_resident: int = 0, sums: bool = True) -> None:
+        self.sums = sums  # a set may have several
         self.memory = LoraMemory(num_resident)
         self.slots = [Slot(number) for number in range(num_slots)]
         self._by_key: dict[str, Slot] = {}
@@ -160,6 +161,11 @@ class LoraSlots:
         for use in loras:
             if not self.memory.knows(use.number):
                 raise InvalidRequest(f"adapter {use.name!r} is not loaded: load it first")
+        if len(loras) > 1 and not self.sums:
+            raise InvalidRequest(
+                f"{len(loras)} adapters in one request are summed on a CPU only, and this engine runs on a GPU: name "
+                "one, or set device=cpu"
+            )
         if len({use.number for use in loras}) > self.memory.num_resident:
             raise InvalidRequest(
                 f"{len(loras)} adapters in one request are over max_cpu_loras={self.memory.num_resident}: name fewer"

@@ -58,7 +58,7 @@ class Decoder:
             x = self.ops.gather(step.ends.at, x)
         return x if self.norm is None or not len(x) else self.norm(x)
 
-    def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Any = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32; `adapters` [M] are the slots of theirs."""
         return self.head(hidden if at is None else self.ops.gather(at, hidden), adapters)
 

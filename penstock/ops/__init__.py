@@ -43,6 +43,7 @@ from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.matmul.linear import PANEL, linear, pack_panels, unpack_panels
 from penstock.ops.matmul.lora import LoraWeights, LowRank, Term, add_lora, add_lora_rows
+from penstock.ops.matmul.lora_stacks import AdapterRows, LoraStacks, add_lora_columns, add_lora_stacks
 from penstock.ops.matmul.packed import FORMATS, Format, PackedWeight
 from penstock.ops.matmul.packed_linear import packed_linear
 from penstock.ops.matmul.packed_rows import packed_rows
@@ -60,7 +61,9 @@ __all__ = [
     "FORMATS",
     "OPS",
     "PANEL",
+    "AdapterRows",
     "Format",
+    "LoraStacks",
     "LoraWeights",
     "LowRank",
     "Op",
@@ -75,7 +78,9 @@ __all__ = [
     "activation",
     "add",
     "add_lora",
+    "add_lora_columns",
     "add_lora_rows",
+    "add_lora_stacks",
     "argmax",
     "attention",
     "blank_rows",

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
-from penstock.ops import OPS
+from penstock.ops import OPS, AdapterRows, LoraStacks
 from penstock.ops.attention.attention import Shared, Work
 from penstock.ops.attention.cache import FP8
 from penstock.ops.matmul.epilogue import Epilogue
@@ -74,6 +74,7 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
     yield from (("product", with_epilogue(example)) for example in _few_rows())
     yield from _grouped_products(has_fp8, exact=False)
     yield from _latents()
+    yield from _loras()
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -169,6 +170,17 @@ def _latents() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "head_product", {"x": x[:, :, :128], "weight": torch.zeros(2, 512, 128, dtype=x.dtype)}
 
 
+def _loras() -> Iterator[tuple[str, dict[str, Any]]]:
+    for num_rows in (1, 300):
+        x = torch.zeros(num_rows, 2048, dtype=torch.bfloat16)
+        weights = LoraStacks(8, 16, (512, 2048), (256, 128, 128), x.dtype, torch.device("cpu"))
+        rows = AdapterRows(torch.zeros(num_rows, dtype=torch.int32))
+        yield (
+            "add_lora_stacks",
+            {"x": x, "y": torch.zeros(num_rows, 512, dtype=x.dtype), "rows": rows, "weights": weights},
+        )
+
+
 def _few_rows() -> Iterator[dict[str, Any]]:
     for num_rows, width, eps in ((32, 1024, 1e-5), (9, 4096, 0.0)):
         x = torch.zeros(num_rows, width, dtype=torch.bfloat16)
@@ -184,6 +196,7 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of few rows and of many, KV splits side by side and one after the other."""
     yield from _grouped_products(has_fp8, exact=True)
     yield from _latents()
+    yield from _loras()
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
         x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
         after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}

@@ -28,10 +28,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     ("Qwen3ForCausalLM", {"quantization": "int4"}),
     ("LlamaForCausalLM", {"deterministic": True, "quantization": "fp8"}),
+    ("LlamaForCausalLM", {"enable_lora": True}),
     ("Qwen3MoeForCausalLM", {}),
     ("GptOssForCausalLM", {"quantization": "fp8"}),
     ("DeepseekV3ForCausalLM", {}),
-    ("DeepseekV3ForCausalLM", {"deterministic": True}),
+    ("DeepseekV3ForCausalLM", {"deterministic": True, "quantization": "fp8"}),
 ]
 SIZES = {"intermediate_size": 1024, "vocab_size": 3000, "num_hidden_layers": 3, "max_position_embeddings": 2048}
 

@@ -67,9 +67,10 @@ class Scheduler:
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
-    def enable_loras(self, num_slots: int, num_resident: int) -> None:
-        """Serve adapters from now on: `num_slots` sets of them at once, `num_resident` adapters in memory."""
-        self.roster.loras = LoraSlots(num_slots, num_resident)
+    def enable_loras(self, num_slots: int, num_resident: int, sums: bool = True) -> None:
+        """Serve adapters from now on: `num_slots` sets of them at once, `num_resident` adapters in memory. Without
+        `sums` a set is one adapter."""
+        self.roster.loras = LoraSlots(num_slots, num_resident, sums)
 
     def plan_trees(self, can_verify: bool) -> None:
         """Plan trees of draft tokens from now on, or a line of each where the executor cannot verify trees."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def _detach(packed: Tensor, given: Tensor) -> Tensor:
 class Term(NamedTuple):
     """One adapter of a slot: its low-rank matrices of a linear, which share no outputs, and a factor."""
 
-    parts: Sequence[LowRank]
+    parts: Sequence[Any]  # `LowRank`; on a GPU `PinnedLowRank`
     scale: float
 
 

@@ -15,7 +15,7 @@ from penstock.ops.triton.attention import (
     rope,
 )
 from penstock.ops.triton.experts import combine, grouped_ints, grouped_product, route
-from penstock.ops.triton.matmul import fp8_mlp, fp8_product, head_product, int_product, int_rows, product
+from penstock.ops.triton.matmul import fp8_mlp, fp8_product, head_product, int_product, int_rows, lora, product
 from penstock.ops.triton.sampling import report, sample
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "int_product",
     "int_rows",
     "latent",
+    "lora",
     "norm",
     "pooling",
     "product",

@@ -57,6 +57,11 @@ MAX_GROUPED_GEMV_PAIRS = 64  # with a program for each; beyond, rows of one matr
 MAX_READ_AGAIN = 1.25  # times the matrices that rows choose by chance may be read for want of sharing
 GROUPED_TILE_ROWS = (16, 32, 64, 128)
 
+# Adapters: estimated 2026-11-19, not measured yet.
+LORA_TILE_OUTPUTS = 64
+MAX_LORA_SPLITS = 8  # of the inputs, so that a few rows occupy more than a few SMs
+MAX_FEW_LORA_ROWS, LORA_TILE_ROWS = 256, (16, 64)  # rows of a step up to which tiles have few rows
+
 # Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
 ATTENTION_TILE_ROWS = 128  # prefill queries times query heads per KV head
 MIN_WIDE_READ_ROWS, MAX_WIDE_READ_ROWS = 16, 48  # decode batches that read 128 keys at a time
@@ -168,6 +173,11 @@ def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_sme
     if rows < GROUPED_TILE_ROWS[-1]:
         return ExactTile(128, rows, inputs, 4, 4 if has_large_smem else 3)
     return ExactTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
+
+
+def lora_tile_rows(num_rows: int) -> int:
+    """Return the rows of a tile with one adapter. 2026-11-19, not measured yet."""
+    return LORA_TILE_ROWS[num_rows > MAX_FEW_LORA_ROWS]
 
 
 def grouped_row_limits(num_chosen: int, num_matrices: int) -> tuple[int, ...]:

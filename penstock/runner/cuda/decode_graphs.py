@@ -29,6 +29,7 @@ from penstock.ops.triton.tuning import (
     MIN_PREFIX_SEQUENCES,
     SHORT_CONTEXT,
 )
+from penstock.passes.adapt import AdaptedEmbedding
 from penstock.runner.cuda.decode_batch import max_tiles
 from penstock.runner.cuda.graphs import GraphPool, Half
 from penstock.runner.cuda.rows import RowTensors
@@ -240,7 +241,8 @@ class DecodeGraphs:
                 step.slots[g],
                 step.tables[g],
             )
-        return self.model.logits(self.model.forward(step, self.caches))
+        step.adapters = self.rows.find_adapters(numbers[ROW].long())
+        return self.model.logits(self.model.forward(step, self.caches), adapters=step.adapters)
 
     def _sample(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, chooser: Chooser) -> SampledTokens:
         assert forward.made is not None
@@ -283,6 +285,7 @@ def make_decode_graphs(
         spec.vocab_size,
         spec.max_model_len,
         memory.blocks.device,
+        isinstance(model.embedding, AdaptedEmbedding),
     )
     of = exact_tile_tokens if deterministic else tile_tokens
     memories = spec.memories()

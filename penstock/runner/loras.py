@@ -63,7 +63,7 @@ class LoraBank:
         before = fingerprint(folder)
         if message.fingerprint and before != message.fingerprint:
             raise PenstockError(f"{folder} has changed since the adapter was loaded: load it again")
-        adapter = read_adapter(folder, self.table.spec, self.max_rank)
+        adapter = self.table.arrange(read_adapter(folder, self.table.spec, self.max_rank))
         if fingerprint(folder) != before:
             raise PenstockError(f"{folder} changed while it was read: load it again")
         with self._lock:
