@@ -37,7 +37,7 @@ from penstock.models.files import Checkpoint, open_checkpoint, read_config, read
 from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
-from penstock.passes.adapt import LoraTable, StackTable
+from penstock.passes.adapt import LoraTable, make_lora_table
 from penstock.passes.load import load_lowered
 from penstock.passes.outline import count_packed_bytes
 from penstock.runner.cpu.runner import Runner
@@ -216,11 +216,8 @@ def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint 
 
 
 def _make_lora_table(spec: ModelSpec, settings: Resolved, device: torch.device) -> LoraTable | None:
-    if not settings.enable_lora:
-        return None
-    if device.type == "cpu":
-        return LoraTable(spec, settings.max_loras)
-    return StackTable(spec, settings.max_loras, settings.max_lora_rank, DTYPES[settings.dtype], device)
+    slots = settings.max_loras, settings.max_lora_rank, DTYPES.get(settings.dtype), device
+    return make_lora_table(spec, *slots) if settings.enable_lora else None
 
 
 def _load(

@@ -37,8 +37,7 @@ from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_in
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
-from penstock.ops.matmul.head_linear import head_linear, pack_heads
-from penstock.ops.matmul.head_product import head_product
+from penstock.ops.matmul.head_linear import head_linear, head_product, pack_heads
 from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.matmul.linear import PANEL, linear, pack_panels, unpack_panels

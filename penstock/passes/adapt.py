@@ -178,6 +178,15 @@ class StackTable(LoraTable):
         return Adapter(found, adapter.rank)
 
 
+def make_lora_table(
+    spec: ModelSpec, num_slots: int, rank: int, dtype: torch.dtype | None, device: torch.device
+) -> LoraTable:
+    """Make the table of a device."""
+    if device.type == "cpu":
+        return LoraTable(spec, num_slots)
+    return StackTable(spec, num_slots, rank, dtype or torch.bfloat16, device)
+
+
 class AddLora:
     """y, with what the adapters of the step's rows add to it."""
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.matmul.head_product import head_product
+from penstock.ops.matmul.head_linear import head_product
 from penstock.ops.triton.exact.product import sum_chain
 from penstock.ops.triton.launch import has_large_smem, pdl_options, wait_for_previous
 from penstock.ops.triton.sizes import cdiv
