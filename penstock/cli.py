@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
+from penstock.commands import bench, completion, info, models, perplexity, ps, route, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.machine import plan, tune, verify
@@ -61,6 +61,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "chat": chat.chat,
     "serve": serve.serve,
+    "route": route.route,
     "ps": ps.ps,
     "stop": ps.stop,
     "top": top.top,

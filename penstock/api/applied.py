@@ -37,4 +37,6 @@ def _name_weights(settings: Resolved, stored: str, stays_packed: bool, is_whole:
         return f"{file} as {settings.quantization}"
     if settings.dtype != "auto" and not stays_packed:
         return f"{file} as {settings.dtype}"
-    return f"{stored}, levels rounded to 8 bits" if rounded and "nf4" in stored.split() else stored
+    if not rounded:
+        return stored.replace(" as int8", " widened")
+    return f"{stored}, levels rounded to 8 bits" if {"nf4", "fp4"} & set(stored.split()) else stored

@@ -130,7 +130,7 @@ def assemble(
         settings = _tell_idle(settings, config, checkpoint, spec)
         sources.require_drafts(settings)
         stored = checkpoint.quantization if checkpoint else "dummy"
-        applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
+        applied = list_static(settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
         tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
         loras = _make_lora_table(spec, settings, torch.device(settings.device))
@@ -209,7 +209,7 @@ def _why_no_drafts(spec: ModelSpec) -> str:
 
 def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint | None, spec: ModelSpec) -> Resolved:
     """Warn of options that have no effect here."""
-    idle = find_idle(config, settings.device, packed_share(checkpoint), not spec.is_encoder)
+    idle = find_idle(config, settings.device, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
     for name, why in idle.items():
         _log.warning("%s=%s has no effect: %s", name, getattr(config, name), why)
     return mark_idle(settings, idle)

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig, Resolved
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.files.quantized.checkpoint import is_rounded
 
 
-def packed_share(checkpoint: Checkpoint | None) -> float:
-    """Return the share of a checkpoint's matrices that are stored quantized; 0 for random weights."""
-    names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2] if checkpoint else []
-    packed = [name for name in names if checkpoint and checkpoint.is_packed(name)]
+def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
+    """Return the share of a checkpoint's matrices that are multiplied in codes; 0 for random weights."""
+    if checkpoint is None:
+        return 0.0
+    names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2]
+    packed = [name for name in names if checkpoint.is_packed(name) or on_cpu and is_rounded(checkpoint, name)]
     return len(packed) / len(names) if names else 0.0
 
 

@@ -21,6 +21,9 @@ class Store(Protocol):
 
     def has(self, name: bytes) -> bool: ...
 
+    def flush(self) -> None:
+        """Wait until others can find what was saved."""
+
     def refresh(self) -> None:
         """Take note of what others have put there."""
 
@@ -102,6 +105,7 @@ class Saves:
         self.tree, self.uncomputed = tree, uncomputed
         self.names, self.store, self.most = offloading.names, offloading.store, offloading.most_saves
         self.num_saved = 0  # blocks, since the start
+        self.is_urgent = False  # something is to be saved at once
         self.idle: dict[Place, None] = {}
         tree.idle = self.idle
 
@@ -124,6 +128,17 @@ class Saves:
                     break
         self.num_saved += count
         return tuple(saves)
+
+    def hasten(self, node: Node | None) -> None:
+        """Have all that stands on the path to a node saved by the next plan, in use or not."""
+        path: dict[Place, None] = {}
+        while node is not None:
+            path |= {(node, g): None for g, slot in enumerate(node.slots) if slot is not None}
+            node = node.parent
+        rest = {place: None for place in self.idle if place not in path}
+        self.idle.clear()
+        self.idle.update(path | rest)
+        self.is_urgent = True
 
     def count(self) -> dict[str, int]:
         """Return counters since the start, and the store's figures."""

@@ -80,14 +80,30 @@ class Engine:
             elif self.scheduler.has_work and not failed:
                 raise RuntimeError("the scheduler has work but plans none of it")
             return failed
+        return failed + self._end_one() + self._save_urgent()
+
+    def _end_one(self) -> list[Delta]:
+        """Wait for the oldest plan and account for it."""
         plan, ticket = self._started.popleft()
-        return failed + self.scheduler.commit(plan, ticket.result())
+        return self.scheduler.commit(plan, ticket.result())
+
+    def _save_urgent(self) -> list[Delta]:
+        """Save what others wait for before they are told; returns what the plans started before that gave."""
+        deltas: list[Delta] = []
+        saves = self.scheduler.cache.saves
+        while saves is not None and saves.is_urgent:
+            saves.is_urgent = False
+            while self._started:
+                deltas += self._end_one()
+            while (plan := self.scheduler.schedule_saves()) is not None:
+                self.scheduler.commit(plan, self.executor.start(plan).result())
+            saves.store.flush()
+        return deltas
 
     def save(self, everything: bool = False) -> None:
         """While there are no requests, save some of what fell idle, or all of it."""
         while not self.has_work and self.scheduler.has_saves and self.start():
-            plan, ticket = self._started.popleft()
-            self.scheduler.commit(plan, ticket.result())
+            self._end_one()
             if not everything:
                 return
 

@@ -13,6 +13,8 @@ from penstock.engine.journal import Mark as Mark
 from penstock.engine.view import BlockView, RowView
 from penstock.types import Applied, Delta, Request
 
+HANDED_OVER = "handover"  # the end of a delta: another engine goes on
+
 
 class Add(msgspec.Struct, frozen=True, tag=True):
     """Begin a request. `outputs`: the open siblings and their tokens so far, where another engine began it."""

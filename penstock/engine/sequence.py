@@ -66,7 +66,7 @@ class Sequence:
     limit: int = field(init=False)  # tokens that the sequence can have
     stops: frozenset[int] = field(init=False)  # ids that may end it
     max_drafts: int = field(init=False)  # draft tokens of a step that the request takes
-    special: bool = field(init=False)  # a beam, pooled, or with log probabilities of its prompt
+    special: bool = field(init=False)  # a beam, pooled, handed over, or with log probabilities of its prompt
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.tokens)
@@ -74,7 +74,8 @@ class Sequence:
         self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
         self.stops = frozenset(self.request.stop_token_ids)
         self.max_drafts = count_most(self.request.sampling.speculation)
-        self.special = self.request.pool or bool(self.request.beam) or self.request.sampling.prompt_logprobs is not None
+        asked = self.request.sampling.prompt_logprobs is not None
+        self.special = self.request.pool or bool(self.request.beam) or asked or self.request.hand_over
 
     @property
     def num_output(self) -> int:

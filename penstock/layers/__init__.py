@@ -7,7 +7,7 @@ cannot be taped.
 
 from __future__ import annotations
 
-from penstock.layers.attention import Attention, EncoderAttention, Mixer, SinkAttention
+from penstock.layers.attention import Attention, EncoderAttention, Mixer, SinkAttention, TemperedAttention
 from penstock.layers.block import (
     AnyBlock,
     Block,
@@ -18,7 +18,7 @@ from penstock.layers.block import (
     ScaledBlock,
 )
 from penstock.layers.embedding import Embedding
-from penstock.layers.experts import Experts, Router
+from penstock.layers.experts import Experts, Router, WeighedInputExperts
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
 from penstock.layers.latent import HeadLinear, HeadProduct, LatentAttention, LatentHead, LowRankQuery
@@ -69,4 +69,6 @@ __all__ = [
     "StateRows",
     "StateSpace",
     "StepInputs",
+    "TemperedAttention",
+    "WeighedInputExperts",
 ]

@@ -97,6 +97,18 @@ class SinkAttention(Attention):
         self.sinks = (sinks,)
 
 
+class TemperedAttention(Attention):
+    """Attention whose queries are multiplied by factors[p, 0] of their position p."""
+
+    def __init__(self, plain: Attention, factors: Tensor) -> None:
+        vars(self).update(vars(plain))
+        self.factors = factors
+
+    def attend(self, q: Tensor, step: StepInputs, memory: KvCache) -> Tensor:
+        scaled = self.ops.weigh(q.flatten(1), self.ops.gather(step.positions, self.factors))
+        return super().attend(scaled.view(q.shape), step, memory)
+
+
 class EncoderAttention:
     def __init__(self, ops: OpTable, qkv: Linear, out: Linear, num_heads: int, head_size: int, scale: float) -> None:
         self.ops, self.qkv, self.out = ops, qkv, out

@@ -41,9 +41,13 @@ class Experts:
         self.ops, self.router, self.gate_up, self.down, self.activation = ops, router, gate_up, down, activation
         self.shared, self.shared_gate = shared, shared_gate
 
+    def route(self, x: Tensor, step: StepInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what the chosen experts get, [T, C] or [T, K, C]; their ids; and the weights of their results."""
+        return x, *self.router(x, step)
+
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        ids, weights = self.router(x, step)
-        hidden = self.ops.gated_activation(self.gate_up(x, ids), self.activation)
+        rows, ids, weights = self.route(x, step)
+        hidden = self.ops.gated_activation(self.gate_up(rows, ids), self.activation)
         shared = None if self.shared is None else self.shared(x, step)
         gate = None if self.shared_gate is None else self.shared_gate(x, step)
         return self.ops.combine(self.down(hidden, ids), weights, shared, gate)
@@ -57,3 +61,14 @@ class Experts:
             yield from ((f"shared.{name}", linear) for name, linear in self.shared.linears())
         if self.shared_gate is not None:
             yield "shared_gate", self.shared_gate
+
+
+class WeighedInputExperts(Experts):
+    """Σ down(act(gate(weight · x)) · up(weight · x)): a token is weighed before its experts instead of after them."""
+
+    def __init__(self, plain: Experts) -> None:
+        vars(self).update(vars(plain))
+
+    def route(self, x: Tensor, step: StepInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        ids, weights = self.router(x, step)
+        return self.ops.weigh(x, weights), ids, None

@@ -31,7 +31,7 @@ def llama3_frequencies(
     """Long waves are stretched by `factor`, short ones kept, those between blended."""
     plain = frequencies(size, theta)
     waves = 2 * math.pi / plain
-    blend = (original / waves - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    blend = (original / waves - low_freq_factor) / ((high_freq_factor - low_freq_factor) or 1.0)
     mixed = (1 - blend) * plain / factor + blend * plain
     stretched = torch.where(waves > original / low_freq_factor, plain / factor, mixed)
     return torch.where(waves < original / high_freq_factor, plain, stretched)

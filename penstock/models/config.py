@@ -121,6 +121,15 @@ class Config:
             self.refuse(name, f"must be a list of {length} out of {', '.join(choices)}")
         return list(value)
 
+    def switches(self, name: str, length: int) -> list[bool] | None:
+        """Return a list of `length` zeros and ones; None if the key is absent or empty."""
+        found, value = self._find([name], None)
+        if not found or value == []:
+            return None
+        if not isinstance(value, list) or len(value) < length or any(one not in (0, 1) for one in value):
+            self.refuse(name, f"must be a list of {length} zeros and ones")
+        return [bool(one) for one in value[:length]]
+
     def numbers(self, name: str, length: int, above: float = 0.0) -> tuple[float, ...]:
         found, value = self._find([name], _REQUIRED)
         ok = (
@@ -268,7 +277,7 @@ def _long(c: Config, p: Config, size: int, length: int) -> LongScaling:
 
 def _llama3(c: Config, p: Config) -> Llama3Scaling:
     low = p.number("low_freq_factor", above=0.0)
-    return Llama3Scaling(_factor(p), low, p.number("high_freq_factor", above=low), _original(c, p))
+    return Llama3Scaling(_factor(p), low, p.number("high_freq_factor", least=low), _original(c, p))
 
 
 def _dynamic_theta(c: Config, p: Config, size: int, theta: float, length: int) -> float:

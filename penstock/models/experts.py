@@ -84,3 +84,13 @@ class Experts:
             None if self.shared is None else self.shared.build(build, f"{name}.shared"),
             build.linear(f"{name}.shared_gate") if self.shared_gate else None,
         )
+
+
+@dataclass(frozen=True)
+class WeighedInputExpertsSpec(Experts):
+    """Experts that get the token times their weight, instead of giving a result that is."""
+
+    def build(self, build: Build, name: str) -> layers.WeighedInputExperts:
+        from penstock import layers
+
+        return layers.WeighedInputExperts(super().build(build, name))

@@ -108,7 +108,25 @@ class LayerNorm:
         return layers.LayerNorm(build.ops, build.take(f"{name}.weight"), bias, self.eps)
 
 
-Norm = RmsNorm | LayerNorm
+@dataclass(frozen=True)
+class UnitNorm:
+    """An RMS norm without a weight."""
+
+    size: int
+    eps: float
+
+    def parameters(self) -> Shapes:
+        return {}
+
+    def build(self, build: Build, name: str) -> layers.RmsNorm:
+        import torch
+
+        from penstock import layers
+
+        return layers.RmsNorm(build.ops, torch.ones(self.size, device=build.device), self.eps)
+
+
+Norm = RmsNorm | LayerNorm | UnitNorm
 
 
 @dataclass(frozen=True)
@@ -183,7 +201,7 @@ class Attention:
     head_size: int
     scale: float
     rope: Rope | None = None
-    window: int = 0  # a query at p sees p-window+1 … p; 0 sees everything before it
+    window: int = 0  # a query at p sees p-window+1 … p; 0: all before it; negative: what its chunk of -window holds
     softcap: float = 0.0
     alibi: tuple[float, ...] = ()  # slope per head
     qkv_bias: bool = False
@@ -211,8 +229,8 @@ class Attention:
         return {"qkv": Merge(tuple(zip("qkv", self.rows)), self.head_size)}
 
     def memory(self, max_model_len: int) -> KvMemory:
-        window = self.window if self.window < max_model_len else 0
-        return KvMemory(self.num_kv_heads, self.head_size, window, self.num_heads)
+        window = abs(self.window)
+        return KvMemory(self.num_kv_heads, self.head_size, window if window < max_model_len else 0, self.num_heads)
 
     def scratch_values(self) -> int:
         return sum(self.rows)
@@ -251,6 +269,23 @@ class SinkAttention(Attention):
         from penstock import layers
 
         return layers.SinkAttention(super().build(build, name), build.take(f"{name}.sinks.weight").float())
+
+
+@dataclass(frozen=True)
+class TemperedAttentionSpec(Attention):
+    """Attention whose queries at position p are multiplied by 1 + strength · ln(1 + ⌊(p + 1) / stretch⌋)."""
+
+    strength: float = 0.1
+    stretch: int = 8192
+
+    def build(self, build: Build, name: str) -> layers.TemperedAttention:
+        import torch
+
+        from penstock import layers
+
+        positions = torch.arange(1, build.spec.max_model_len + 1, dtype=torch.float32, device=build.device)
+        factors = torch.log1p(torch.floor(positions / self.stretch)) * self.strength + 1.0
+        return layers.TemperedAttention(super().build(build, name), factors[:, None])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ _LLAMA = dict(
     vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32
 ) | dict(max_position_embeddings=2048)
 _MISTRAL = _LLAMA | dict(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072)
+_LLAMA4 = dict(
+    vocab_size=202048, hidden_size=5120, num_hidden_layers=48, num_attention_heads=40, num_key_value_heads=8
+) | dict(head_dim=128, intermediate_size=8192, max_position_embeddings=131072)
 _GEMMA3 = dict(
     vocab_size=262208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8
 ) | dict(num_key_value_heads=4, max_position_embeddings=131072)
@@ -32,6 +35,7 @@ class TextModel:
 # model_type of a text_config → the family that computes it
 TEXT_MODELS = {
     "llama": TextModel("LlamaForCausalLM", _LLAMA),
+    "llama4_text": TextModel("Llama4ForCausalLM", _LLAMA4),
     "mistral": TextModel("MistralForCausalLM", _MISTRAL),
     "gemma3_text": TextModel("Gemma3ForCausalLM", _GEMMA3),
     "qwen2": TextModel("Qwen2ForCausalLM"),
@@ -46,6 +50,7 @@ MULTIMODAL = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Idefics3ForConditionalGeneration": "llama",
     "InternVLForConditionalGeneration": "",
+    "Llama4ForConditionalGeneration": "llama4_text",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
     "LlavaOnevisionForConditionalGeneration": "qwen2",

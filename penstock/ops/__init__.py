@@ -31,7 +31,7 @@ from penstock.ops.elementwise import (
     take_columns,
 )
 from penstock.ops.embedding import embedding
-from penstock.ops.experts.combine import combine
+from penstock.ops.experts.combine import combine, weigh
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
 from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_int_product, grouped_product
 from penstock.ops.experts.route import RouterRule, route
@@ -133,5 +133,6 @@ __all__ = [
     "take_columns",
     "tree_attention",
     "unpack_panels",
+    "weigh",
     "weight_sums",
 ]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.ops.matmul.levels import FLOAT_LEVELS
-
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ's nibble i of a word holds the column AWQ_ORDER[i] of eight
-FP4 = [level / 2 for level in FLOAT_LEVELS["FP4"]]
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
@@ -50,13 +47,6 @@ def widen_fp8(codes: Tensor, scale: Tensor, block: tuple[int, int] | None = None
     else:
         scale = scale.reshape(-1, 1)
     return codes.float() * scale
-
-
-def widen_nvfp4(packed: Tensor, scale: Tensor, global_scale: Tensor) -> Tensor:
-    """Widen 4-bit floats, two to a byte of [O, C/2], with a scale for every 16 and a divisor of all scales."""
-    values = torch.tensor(FP4)[unpack_nibbles(packed).long()]
-    scales = scale.float() / global_scale.float()
-    return values * scales.repeat_interleave(values.shape[1] // scale.shape[1], dim=1)
 
 
 def mxfp4_scale(exponents: Tensor, codes: Tensor) -> Tensor:

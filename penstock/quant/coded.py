@@ -27,7 +27,7 @@ class Coded:
     codes: Tensor  # [O, C] uint8
     scale: Tensor  # [O, G] in any float dtype
     group: int
-    zero: int | Tensor = 0  # of all, or uint8 [O, G]
+    zero: int | Tensor = 0  # of all, or uint8 or float32 [O, G]
     bits: int = 8
     levels: str = ""  # a table of FLOAT_LEVELS
     order: Tensor | None = None  # [C] int64
@@ -53,17 +53,28 @@ class Coded:
         return self.format
 
     def _find_format(self) -> str:
-        if self.groups is not None or self.scale.shape[1] > 1 and self.group % GROUP:
+        if self.groups is not None:
+            return ""
+        if self.levels == "FP4" and self.group == GROUP // 2 and self.width % GROUP == 0:
+            return "NVFP4"
+        if self.scale.shape[1] > 1 and self.group % GROUP:
             return ""
         is_half = is_exact_half(self.scale)
         if self.levels:
-            return {"NF4": "NF4", "FP4": "MXFP4" if is_half else ""}.get(self.levels, "")
+            return {"FP4": "MXFP4" if is_half else ""}.get(self.levels, self.levels)
+        if self.has_fractions:
+            return "U4_MIN" if self.bits <= 4 else ""
         if self.bits > 4:
             plain = "Q8_0" if is_half else "S8_F32"
             return plain if isinstance(self.zero, int) and self.zero == 128 else "U8_F32"
         if is_half and self.bits == 4 and isinstance(self.zero, int) and self.zero == 8:
             return "Q4_0"
         return "U4_F16" if is_half else "U4_F32"
+
+    @property
+    def has_fractions(self) -> bool:
+        """Zeros may lie between codes."""
+        return not isinstance(self.zero, int) and self.zero.is_floating_point()
 
     def widen(self) -> Tensor:
         """Return the values [O, C] in float32, the inputs in the checkpoint's order."""
@@ -124,16 +135,24 @@ def pack_matrices(parts: Sequence[Coded]) -> PackedWeight:
 
     def stack(entries: Sequence[Tensor]) -> Tensor:
         spread = [
-            each.expand(-1, num_groups) if each.shape[1] == 1 else _repeat(each, part.group // GROUP, num_groups)
+            each.expand(-1, num_groups)
+            if each.shape[1] == 1
+            else _repeat(each, max(1, part.group // GROUP), num_groups)
             for part, each in zip(parts, entries)
         ]
         return spread[0] if len(spread) == 1 else torch.cat(spread)
 
     codes = parts[0].codes if len(parts) == 1 else torch.cat([part.codes for part in parts])
-    scale = stack([part.scale.float() if format.whole else part.scale.half() for part in parts])
-    if not format.zeros:
-        return pack_planes(format, codes, scale)
-    zeros = [
-        torch.full((part.num_out, 1), part.zero) if isinstance(part.zero, int) else part.zero.int() for part in parts
-    ]
-    return pack_planes(format, codes, scale, stack([(each - format.offset).to(torch.int8) for each in zeros]))
+    scales = [part.scale.float() if format.whole else part.scale.half() for part in parts]
+    if format.scales == 2:
+        return pack_planes(format, codes, [stack([each[:, half::2] for each in scales]) for half in (0, 1)])
+    entries = [stack(scales)]
+    if format.zeros:
+        zeros = [
+            torch.full((part.num_out, 1), part.zero) if isinstance(part.zero, int) else part.zero.int()
+            for part in parts
+        ]
+        entries.append(stack([(each - format.offset).to(torch.int8) for each in zeros]))
+    if format.minimum:
+        entries.append(stack([-each * torch.as_tensor(part.zero) for part, each in zip(parts, scales)]))
+    return pack_planes(format, codes, entries)

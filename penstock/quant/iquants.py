@@ -10,6 +10,8 @@ TQ2_0 codes[64] d · MXFP4 exponent codes[16] · NVFP4 scales[4] codes[32].
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,20 +71,34 @@ def _scale(scale: Floats, codes: Bytes, table: str) -> Floats:
     return result
 
 
-def iq2_xxs(stored: Bytes) -> Floats:
+class Points(NamedTuple):
+    """Blocks of 256 values as codes of a table, each times d · (2s + 1), and the table's own factor."""
+
+    table: str
+    codes: Bytes  # [n, 256], of 4 bits
+    scales: NDArray[np.unsignedinteger]  # [n, g]: s of as many neighbours each
+    d: Bytes  # [n, 2], a float16
+
+    def widen(self) -> Floats:
+        return _scale(_f16(self.d) * FACTORS[self.table] * _odd(self.scales), self.codes, self.table)
+
+
+FACTORS = {"IQ2": EIGHTH, "IQ3_XXS": np.float32(0.25), "IQ3_S": np.float32(1), "IQ1": EIGHTH}
+
+
+def iq2_xxs(stored: Bytes) -> Points:
     words = _u32(stored[:, 2:]).reshape(len(stored), 8, 2)
     points = grid_points("IQ2_XXS")[np.ascontiguousarray(words[..., 0]).view(np.uint8)]
     seven = words[..., 1:] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)
     signs = _bits(_even_signs(seven).reshape(len(stored), -1))
-    scale = _f16(stored[:, :2]) * EIGHTH * _odd(words[..., 1] >> np.uint32(28))
-    return _scale(scale, _sign(points, signs), "IQ2")
+    return Points("IQ2", _sign(points, signs), words[..., 1] >> np.uint32(28), stored[:, :2])
 
 
-def iq2_xs(stored: Bytes) -> Floats:
+def iq2_xs(stored: Bytes) -> Points:
     words = _u16(stored[:, 2:66])
     signs = _bits(_even_signs(words >> np.uint16(9)))
-    scale = _f16(stored[:, :2]) * EIGHTH * _odd(_nibbles(stored[:, 66:]))
-    return _scale(scale, _sign(grid_points("IQ2_XS")[words & np.uint16(511)], signs), "IQ2")
+    codes = _sign(grid_points("IQ2_XS")[words & np.uint16(511)], signs)
+    return Points("IQ2", codes, _nibbles(stored[:, 66:]), stored[:, :2])
 
 
 def _with_high(low: Bytes, high: Bytes, bits: int) -> NDArray[np.uint16]:
@@ -93,64 +109,66 @@ def _with_high(low: Bytes, high: Bytes, bits: int) -> NDArray[np.uint16]:
     return result
 
 
-def iq2_s(stored: Bytes) -> Floats:
+def iq2_s(stored: Bytes) -> Points:
     points = grid_points("IQ2_S")[_with_high(stored[:, 2:34], stored[:, 66:74], 2)]
-    scale = _f16(stored[:, :2]) * EIGHTH * _odd(_nibbles(stored[:, 74:]))
-    return _scale(scale, _sign(points, _bits(stored[:, 34:66])), "IQ2")
+    return Points("IQ2", _sign(points, _bits(stored[:, 34:66])), _nibbles(stored[:, 74:]), stored[:, :2])
 
 
-def iq3_xxs(stored: Bytes) -> Floats:
+def iq3_xxs(stored: Bytes) -> Points:
     words = _u32(stored[:, 66:])
     seven = words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)
     signs = _bits(_even_signs(seven).reshape(len(stored), -1))
-    scale = _f16(stored[:, :2]) * np.float32(0.25) * _odd(words >> np.uint32(28))
-    return _scale(scale, _sign(grid_points("IQ3_XXS")[stored[:, 2:66]], signs), "IQ3_XXS")
+    codes = _sign(grid_points("IQ3_XXS")[stored[:, 2:66]], signs)
+    return Points("IQ3_XXS", codes, words >> np.uint32(28), stored[:, :2])
 
 
-def iq3_s(stored: Bytes) -> Floats:
+def iq3_s(stored: Bytes) -> Points:
     points = grid_points("IQ3_S")[_with_high(stored[:, 2:66], stored[:, 66:74], 1)]
-    scale = _f16(stored[:, :2]) * _odd(_nibbles(stored[:, 106:]))
-    return _scale(scale, _sign(points, _bits(stored[:, 74:106])), "IQ3_S")
+    return Points("IQ3_S", _sign(points, _bits(stored[:, 74:106])), _nibbles(stored[:, 106:]), stored[:, :2])
 
 
-def iq1_s(stored: Bytes) -> Floats:
+def iq1_s(stored: Bytes) -> Points:
     words = _u16(stored[:, 34:])
     upper = words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)
     points = grid_points("IQ1_S")[stored[:, 2:34] | upper.reshape(len(stored), -1) << np.uint16(8)]
     below = np.repeat((words >> np.uint16(15)).astype(np.uint8), 32, axis=1)
-    scale = _f16(stored[:, :2]) * EIGHTH * _odd(words >> np.uint16(12) & np.uint16(7))
-    return _scale(scale, _sign(points, below), "IQ1")
+    return Points("IQ1", _sign(points, below), words >> np.uint16(12) & np.uint16(7), stored[:, :2])
 
 
-def iq1_m(stored: Bytes) -> Floats:
+def iq1_m(stored: Bytes) -> Points:
     high, words = _nibbles(stored[:, 32:48]), _u16(stored[:, 48:])
     points = grid_points("IQ1_S")[stored[:, :32] | (high & np.uint8(7)).astype(np.uint16) << np.uint16(8)]
     below = np.repeat(high >> np.uint8(3), 8, axis=1)
     d = np.bitwise_or.reduce((words >> np.uint16(12)) << np.arange(0, 16, 4, dtype=np.uint16), axis=1)
     scales = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)).reshape(len(stored), -1)
-    scale = d.view("<f2").astype(np.float32)[:, None] * EIGHTH * _odd(scales)
-    return _scale(scale, _sign(points, below), "IQ1")
+    return Points("IQ1", _sign(points, below), scales, d[:, None].view(np.uint8))
 
 
-def _ternary(d: Bytes, codes: Bytes) -> Floats:
-    result: Floats = _f16(d) * (codes.astype(np.float32) - np.float32(1))
-    return result
+class Ternary(NamedTuple):
+    """Blocks of 256 values, each d times its code less one."""
+
+    codes: Bytes  # [n, 256]
+    d: Bytes  # [n, 2], a float16
+
+    def widen(self) -> Floats:
+        result: Floats = _f16(self.d) * (self.codes.astype(np.float32) - np.float32(1))
+        return result
 
 
-def tq1_0(stored: Bytes) -> Floats:
+def tq1_0(stored: Bytes) -> Ternary:
     """Digits in base 3, five or four to a byte, are the upper bits of the byte times a power of 3."""
     runs = []
     for begin, end, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
         powers = 3 ** np.arange(digits, dtype=np.uint8)[:, None]
         shifted = stored[:, None, begin:end] * powers.astype(np.uint8)  # modulo 256
         runs.append(((shifted.astype(np.uint16) * np.uint16(3)) >> np.uint16(8)).reshape(len(stored), -1))
-    return _ternary(stored[:, 52:], np.concatenate(runs, axis=1).astype(np.uint8))
+    return Ternary(np.concatenate(runs, axis=1).astype(np.uint8), stored[:, 52:])
 
 
-def tq2_0(stored: Bytes) -> Floats:
+def tq2_0(stored: Bytes) -> Ternary:
     packed = stored[:, :64].reshape(len(stored), 2, 1, 32)
     codes = packed >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)
-    return _ternary(stored[:, 64:], codes.reshape(len(stored), -1))
+    return Ternary(codes.reshape(len(stored), -1), stored[:, 64:])
 
 
 def half_powers(exponents: Bytes) -> Floats:
@@ -174,7 +192,17 @@ def half_e4m3(stored: Bytes) -> Floats:
     return result
 
 
-def nvfp4(stored: Bytes) -> Floats:
+class HalfGroups(NamedTuple):
+    """Blocks of 64 values as codes of doubled FP4 levels, with a scale for each 16."""
+
+    codes: Bytes  # [n, 64]
+    scales: Floats  # [n, 4]
+
+    def widen(self) -> Floats:
+        return _scale(self.scales, self.codes, "FP4")
+
+
+def nvfp4(stored: Bytes) -> HalfGroups:
     packed = stored[:, 4:].reshape(len(stored), 4, 8)
     codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(len(stored), 64)
-    return _scale(half_e4m3(stored[:, :4]), codes, "FP4")
+    return HalfGroups(codes, half_e4m3(stored[:, :4]))

@@ -15,6 +15,7 @@ from penstock.ops.cpu.matmul.packed import pack_into
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.quant.coded import Coded, pack_matrices
 from penstock.quant.gguf import GGML_TYPES
+from penstock.quant.grid_planes import find_grid_format, pack_grid_rows
 from penstock.quant.scheme import StoredWeight
 
 MIN_EXPONENT, MAX_EXPONENT = 104, 143  # of MXFP4's bytes: half of their powers of two are float16
@@ -42,7 +43,7 @@ class GgmlMatrix:
             exponents = self.raw.reshape(-1, GGML_TYPES[self.ggml_type].block_bytes)[:, 0]
             if exponents.size and (exponents.min() < MIN_EXPONENT or exponents.max() > MAX_EXPONENT):
                 return None
-        return FORMATS.get(name)
+        return find_grid_format(name) or FORMATS.get(name)
 
     @property
     def kind(self) -> int:
@@ -79,6 +80,10 @@ def pack(stored: Sequence[Stored]) -> PackedWeight:
     format = blocks[0].format
     if format is None or len(blocks) != len(stored) or any(part.kind != blocks[0].kind for part in blocks):
         raise ValueError(f"kinds {[part.kind for part in stored]} cannot be packed together")
+    name = GGML_TYPES[blocks[0].ggml_type].name
+    if find_grid_format(name) is not None:
+        rows = [part.raw if part.order is None else part.raw[part.order] for part in blocks]
+        return pack_grid_rows(name, rows[0] if len(rows) == 1 else np.concatenate(rows), blocks[0].width)
     weight = PackedWeight.empty(format, sum(part.num_out for part in blocks), blocks[0].width)
     first = 0
     for part in blocks:

@@ -23,7 +23,9 @@ MIN_LARGEST, MAX_SCALE = 2.0**-12, 65504.0  # of a matrix's scales: float16 woul
 
 def find_layout(formats: Sequence[Format]) -> tuple[int, int] | None:
     """Return bits and sets (`ops.matmul.int_product`) that hold codes of these formats; None if none does."""
-    if any(format.levels == "NF4" for format in formats):  # levels that are no integers
+    if any(format.levels not in ("", "IQ4", "FP4") for format in formats):  # most are no integers
+        return None
+    if any(format.whole and (format.minimum or format.scales == 2) for format in formats):  # float16 would round them
         return None
     bits = 4 if all(format.bits == 4 and not format.levels for format in formats) else 8
     if any(format.scales == 2 for format in formats):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import check_options, option
-from penstock.errors import InvalidConfig
+from penstock.errors import InvalidConfig, quote
 
 LOG_FORMATS = ("text", "json")
 UNKNOWN_FIELDS = ("ignore", "refuse")
+ROLES = ("prefill", "decode", "both")  # of engines: who computes prompts, and who answers
 ANY = "*"  # matches any name
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "openai")
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral", "granite", "openai_gptoss")
@@ -17,6 +19,18 @@ MIB = 1 << 20
 MAX_SECONDS = 366 * 86400  # max of any timeout
 MAX_QUEUED = 1 << 40
 MAX_MEMORY_GB = 1 << 20
+
+
+def check_roles(roles: Sequence[str], num_engines: int) -> None:
+    """Refuse roles that leave prompts or answers to nobody."""
+    for role in roles:
+        if role not in ROLES:
+            raise InvalidConfig(f"role={quote(role)} is unknown: choose one of {', '.join(ROLES)}")
+    if roles and num_engines not in (1, len(roles)):
+        raise InvalidConfig(f"{len(roles)} roles for data_parallel_size={num_engines} engines: give one for each")
+    for role, work in (("prefill", "decode"), ("decode", "prefill")):
+        if roles and all(one == role for one in roles):
+            raise InvalidConfig(f"role={role} is all there is: add an engine with role={work} or both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,10 @@ class ServerConfig:
         (), "file with a system prompt whose KV cache all tenants share; repeatable"
     )
     data_parallel_size: int = option(1, "engines per model", least=1, most=64)
+    role: tuple[str, ...] = option(
+        (),
+        "role of each engine of a model: prefill, decode or both; repeat it, once per engine; needs kv_offloading_path",
+    )
     max_queued_requests: int = option(512, "max waiting requests; further ones get 429", least=1, most=MAX_QUEUED)
     max_queued_tokens: int = option(1 << 20, "max waiting prompt tokens", least=1, most=MAX_QUEUED)
     request_timeout: float | None = option(None, "max seconds per request", least=0, most=MAX_SECONDS)
@@ -83,6 +101,7 @@ class ServerConfig:
         check_options(self)
         if "" in self.served_model_name:
             raise InvalidConfig("served_model_name='' is empty: give a name, or leave it out")
+        check_roles(self.role, self.data_parallel_size)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidConfig("ssl_certfile and ssl_keyfile need each other: give both")
 

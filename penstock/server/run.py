@@ -91,7 +91,7 @@ def serve(
     Hosts(config.host, config.allowed_hosts), read_origins(config.allowed_origins)  # fail before the engine starts
     caught = record_signals()
     with (
-        _listen(config) as listener,
+        listen(config.host, config.port) as listener,
         private_folder() as folder,
         data_folder(config.data_folder, config.port, folder) as data,
     ):
@@ -247,10 +247,10 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _listen(config: ServerConfig) -> Iterator[socket.socket]:
+def listen(host: str, port: int) -> Iterator[socket.socket]:
     """Listen on the configured address until the block ends."""
     try:
-        info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -262,7 +262,7 @@ def _listen(config: ServerConfig) -> Iterator[socket.socket]:
     except (OSError, ValueError) as error:  # ValueError: an invalid host name
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidConfig(
-            f"cannot listen on {quote(config.host)} port {config.port}: {reason}; choose another with --host or --port"
+            f"cannot listen on {quote(host)} port {port}: {reason}; choose another with --host or --port"
         ) from None
     with listener:
         yield listener

@@ -97,6 +97,7 @@ class Request:
     salt: str = ""  # part of the prefix cache's root: prefixes are shared only within it
     num_public: int = 0  # leading tokens shared across salts
     tenant: str = ""  # tenants get equal shares of the cache
+    hand_over: bool = False  # ends with the first token, and its prompt's blocks are in the store: others go on
 
     @property
     def num_siblings(self) -> int:

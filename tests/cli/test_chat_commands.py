@@ -64,6 +64,7 @@ def test_a_session_of_commands(chat_model: str, tmp_path: Path) -> None:
     for words in (
         "temperature: 0.0 (set here)",
         "/set temperature takes a number, not 'hot'",
+        "note: the answer is cut: 9 tokens is the limit (/set max_tokens)",
         "/set has no 'nonsense': the names are max_tokens",
         "system message: Be brief.",
         "taken back: again",

@@ -124,6 +124,14 @@ def test_helm_renders_the_same(name: str, tmp_path: Path) -> None:
     assert by_kind(theirs) == by_kind(render(CHART, SETS[name]))
 
 
+def test_helm_lints_the_chart() -> None:
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("helm is not installed")
+    done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_renderer() -> None:
     scope = {"Values": {"a": {"b": "x y"}, "none": [], "list": [1, 2], "yes": True}}
     text = "a:\n{{- if .Values.none }}\n no\n{{- else }}\n b: {{ .Values.a.b | quote }}\n{{- end }}\n"

@@ -17,6 +17,7 @@ from tests.simulation.executor import FakeExecutor
 from tests.simulation.faults import Faults
 from tests.simulation.forward import Drafting
 from tests.simulation.inspection import Limits
+from tests.simulation.keeping import FakeStore, offload_to
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import Model
 
@@ -48,11 +49,12 @@ class Stage:
         stateless: bool = False,
         prompt_cap: PromptCap | None = None,
         trees: bool = False,
+        store: FakeStore | None = None,
     ) -> None:
         self.verifies_trees = trees
-        self.cache = KVCache(
-            num_blocks, block_size, () if stateless else groups or (FULL,), caching, min_snapshot_stride=1
-        )
+        groups = () if stateless else groups or (FULL,)
+        offloading = None if store is None else offload_to(store)
+        self.cache = KVCache(num_blocks, block_size, groups, caching, 1, offloading)
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=max_num_seqs,
@@ -70,6 +72,7 @@ class Stage:
             drafting=drafting,
             lazy=lazy,
             trees=trees,
+            store=store,
         )
         self.engine = Engine(self.scheduler, self, overlap)
         self.ledger = Ledger(self.model)
@@ -135,6 +138,7 @@ class Stage:
             if not self.engine.has_work:
                 break
             self.step()
+        self.engine.save(everything=True)
         assert not self.engine.has_work, "no end in sight"
         assert not self.ledger.open
         assert self.cache.pool.num_used == self.cache.pool.num_limbo == 0

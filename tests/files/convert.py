@@ -150,6 +150,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bloom": ("bloom", "BloomConfig", SMALL | dict(hidden_size=64, n_layer=2, n_head=4)),
     "starcoder2": ("starcoder2", "Starcoder2Config", TINY),
     "olmo2": ("olmo2", "Olmo2Config", TINY),
+    "olmo3": ("olmo2", "Olmo3Config", TINY | dict(num_hidden_layers=4, sliding_window=9)),
+    "command-r": ("command-r", "CohereConfig", TINY | dict(logit_scale=0.25)),
+    "cohere2": ("cohere2", "Cohere2Config", TINY | dict(logit_scale=0.5, num_hidden_layers=4, sliding_window=9)),
+    "smollm3": ("smollm3", "SmolLM3Config", TINY | dict(num_hidden_layers=4)),
+    "exaone4": ("exaone4", "Exaone4Config", TINY | dict(num_hidden_layers=4, sliding_window=9)),
+    "ernie4_5": ("ernie4_5", "Ernie4_5Config", TINY | dict(head_dim=24, use_bias=True)),
+    "stablelm": ("stablelm", "StableLmConfig", TINY | dict(use_qkv_bias=True, partial_rotary_factor=0.25)),
+    "phi2": ("phi2", "PhiConfig", TINY | dict(partial_rotary_factor=0.5)),
+    "arcee": ("arcee", "ArceeConfig", TINY),
+    "seed_oss": ("seed_oss", "SeedOssConfig", TINY | dict(head_dim=24)),
+    "glm4": ("glm4", "Glm4Config", TINY | dict(head_dim=16, partial_rotary_factor=0.5)),
     "granite": (
         "granite",
         "GraniteConfig",
@@ -237,8 +248,12 @@ def _parameters(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if architecture == "gptneox":
+    if architecture in ("gptneox", "stablelm"):
         writer.add_parallel_residual(config.use_parallel_residual)
+    if architecture in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+    if architecture in ("exaone4", "olmo2") and _get(config, "sliding_window"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -250,7 +265,7 @@ def _rope(writer: gguf.GGUFWriter, config: Any, architecture: str, size: int) ->
         return
     rope = rope.get("full_attention", rope)
     size = _get(config, "head_dim") or size
-    if architecture in ("llama", "granite", "phi3", "gptneox"):
+    if architecture in ("llama", "granite", "phi3", "gptneox", "stablelm", "phi2", "glm4", "smollm3"):
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * size))
     if architecture not in ("gemma", "gemma2", "falcon"):
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -291,7 +306,7 @@ def _rope_factors(config: Any) -> dict[str, list[float]]:
 def _tensors(model: transformers.PreTrainedModel, architecture: str) -> list[tuple[str, torch.Tensor]]:
     config = model.config
     layers = _get(config, "num_hidden_layers", "n_layer")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper().replace("-", "_")], layers)
     written = [(name, torch.tensor(values)) for name, values in _rope_factors(config).items()]
     for name, tensor in model.state_dict().items():
         if name.endswith((".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")):
@@ -305,11 +320,14 @@ def _tensors(model: transformers.PreTrainedModel, architecture: str) -> list[tup
     return written
 
 
+PERMUTED = ("llama", "granite", "smollm3", "arcee")
+
+
 def _changed(name: str, tensor: torch.Tensor, config: Any, architecture: str) -> torch.Tensor:
     heads = _get(config, "num_attention_heads", "n_head")
-    if architecture in ("llama", "granite") and ".q_proj." in name:
+    if architecture in PERMUTED and ".q_proj." in name:
         return _permuted(tensor, heads)
-    if architecture in ("llama", "granite") and ".k_proj." in name:
+    if architecture in PERMUTED and ".k_proj." in name:
         return _permuted(tensor, config.num_key_value_heads)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1

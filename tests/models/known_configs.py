@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.known_moe_configs import KNOWN_MOE
+from tests.models.known_newer_configs import KNOWN_NEWER
 
 SMOLLM2_135M: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -709,4 +710,5 @@ KNOWN: dict[str, tuple[dict[str, Any], int]] = {
     "DeepSeek-V3": (DEEPSEEK_V3, 671_026_419_200),
     "all-MiniLM-L6-v2": (ALL_MINILM_L6, 22_565_376),
     **KNOWN_MOE,
+    **KNOWN_NEWER,
 }

@@ -35,6 +35,14 @@ TINY: dict[str, dict[str, Any]] = {
         vision_config=dict(VISION, model_type="pixtral", head_dim=16),
         tie_word_embeddings=False,
     ),
+    "Llama4ForConditionalGeneration": dict(
+        text_config=dict(
+            {**FAMILIES["Llama4ForCausalLM"].like[0], "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+        ),
+        vision_config=dict(
+            VISION, vision_output_dim=32, projector_input_dim=32, projector_output_dim=32, pixel_shuffle_ratio=0.5
+        ),
+    ),
     "LlavaForConditionalGeneration": dict(
         text_config=dict(TEXT, model_type="llama"), vision_config=dict(VISION, model_type="clip_vision_model")
     ),

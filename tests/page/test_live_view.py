@@ -160,8 +160,10 @@ def test_a_timeline_adds_up(served: RunningServer, tab: LiveTab) -> None:
 def test_requests_that_ended_are_listed(served: RunningServer, tab: LiveTab) -> None:
     """Also where the live view was never opened."""
     id = complete(served, "one", max_tokens=2).json()["id"]
-    tab.open(f"{served.url}/#/requests", **ROOT)
+    tab.open(f"{served.url}/#/requests", api="two", **ROOT)
     tab.wait(f"document.querySelector('.rows tbody')?.innerText.includes('{id[-8:]}')")
+    tab.click(f".rows a[href$='{id}']")  # another tenant's, which the admin may see
+    tab.wait("document.querySelector('.stage-list li')")
 
 
 def test_an_unknown_request_is_told(served: RunningServer, tab: LiveTab) -> None:
@@ -213,4 +215,6 @@ def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> Non
     assert served.stop() == 0
     tab.wait("document.querySelector('.live-trouble:not([hidden])')")
     assert "Trying again." in tab.text(".live-trouble")
+    tab.run("location.hash = '#/requests'")  # a view that was never opened is there all the same
+    tab.wait("document.querySelector('input[type=search]')")
     tab.complaints.clear()

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from penstock.models.files import open_checkpoint
+from penstock.models.files.quantized.checkpoint import is_rounded, round_floats
 from penstock.models.load import load_model
 from penstock.models.spec import spec_from_config
-from penstock.quant.coded import pack_matrices
+from penstock.quant.coded import Coded, pack_matrices
+from penstock.quant.packed import GgmlMatrix, pack
 from tests.models.oracle import make, save
 from tests.quant import other_writers as others
 from tests.quant import writers
@@ -69,11 +71,11 @@ METHODS = {
     "nvfp4": others.nvfp4(),
     "mxfp4": others.mxfp4(),
 }
-WIDENED = ("float-quantized", "fp8", "fbgemm", "fp4", "hqq", "nvfp4")
+ROUNDED = ("float-quantized", "fp8", "fbgemm", "sparse fp8", "hqq 8", "hqq 2 axis 0")  # to integers of 8 bits
 
 
-def is_widened(name: str) -> bool:
-    return name.startswith(WIDENED) or name in ("sparse", "sparse fp8")
+def is_coded(name: str) -> bool:
+    return not name.startswith(ROUNDED) and name != "sparse"
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +97,40 @@ def test_every_tensor_is_what_its_method_defines(name: str, plain: Path, tmp_pat
         found = after.tensor(tensor)
         assert found.dtype == torch.float32 and np.array_equal(found.numpy(), meant[tensor])
         coded = after.read_coded(tensor)
-        assert (coded is None) == is_widened(name) and (coded is not None) == after.is_packed(tensor)
-        if coded is not None:
-            planes = pack_matrices([coded]).unpack()
-            planes = planes if coded.order is None else torch.empty_like(planes).index_copy_(1, coded.order, planes)
+        assert is_coded(name) == (coded is not None) == after.is_packed(tensor)
+        assert is_rounded(after, tensor) == name.startswith(ROUNDED)
+        if coded is None:
+            continue
+        assert isinstance(coded, Coded)
+        planes = pack_matrices([coded]).unpack()
+        planes = planes if coded.order is None else torch.empty_like(planes).index_copy_(1, coded.order, planes)
+        if coded.has_fractions:  # a zero times its scale is rounded to float32
+            torch.testing.assert_close(planes, found, rtol=1e-6, atol=1e-6 * float(found.abs().max()))
+        else:
             assert torch.equal(planes, found)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name.startswith(ROUNDED)])
+def test_eight_bit_floats_are_near_as_integers(name: str, plain: Path, tmp_path: Path) -> None:
+    """A value is at most half a step away: 1/254 of the largest of its 32, and what float16 takes from the scale."""
+    meant = writers.quantize_folder(plain, tmp_path, METHODS[name])
+    checkpoint = round_floats(open_checkpoint(tmp_path))
+    assert checkpoint is not None
+    for tensor, values in meant.items():
+        stored = checkpoint.read_coded(tensor)
+        assert isinstance(stored, GgmlMatrix)
+        error, groups = (pack([stored]).unpack() - torch.from_numpy(values)).abs(), torch.from_numpy(values)
+        largest = groups.view(len(groups), -1, 32).abs().amax(-1).repeat_interleave(32, 1)
+        assert bool((error <= largest / 254 * 1.002).all())
+
+
+def find_share(name: str) -> float:
+    """Bytes a value, at most."""
+    if name == "sparse":
+        return 2
+    if name.startswith(ROUNDED):
+        return 1.1
+    return 1.35 if " 8" in name or "int" in name.replace("int4", "") else 0.85
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -112,5 +143,5 @@ def test_a_model_stays_packed(name: str, plain: Path, tmp_path: Path) -> None:
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
     near, exact = linear.matmul(x), plain_linear.matmul(x)
     assert (near - exact).norm() / exact.norm() < 0.015
-    share = 2 if is_widened(name) else 1.35 if " 8" in name or "int" in name.replace("int4", "") else 0.85
+    share = find_share(name)
     assert linear.num_bytes <= share * linear.num_out * linear.num_in

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock import LLM
+from penstock import LLM, layers
 from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
-from penstock.models.spec import spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.quant.packed import pack
 from tests.models import oracle
 from tests.models.paged import Paged
@@ -32,7 +32,9 @@ METHODS = {
     "compressed-tensors int4 g32": writers.pack_quantized(4, 32, dtype="bfloat16"),
     "bitsandbytes nf4": others.bitsandbytes("nf4", nested=True),
     "compressed-tensors mxfp4": others.mxfp4(),
-    "fp8 as bfloat16": others.fp8("block"),
+    "fp8 as int8": others.fp8("block"),
+    "hqq int4 g64": others.hqq(4, 64),
+    "compressed-tensors nvfp4": others.nvfp4(),
 }
 
 
@@ -47,7 +49,7 @@ def test_equals_transformers_on_the_widened_weights(name: str, tmp_path: Path) -
         parameters[tensor].data = torch.from_numpy(value)
     checkpoint = open_checkpoint(tmp_path / "quantized")
     assert checkpoint.quantization == name
-    widened = name.endswith("bfloat16")
+    widened = " as " in name
     ours = load_model(
         checkpoint, spec_from_config(checkpoint.config), dtype=torch.float32 if widened else None, rounded=False
     )
@@ -134,14 +136,44 @@ def test_stacks_of_mxfp4(tmp_path: Path) -> None:
     assert torch.equal(pack([rows]).unpack(), expected[1].T)
 
 
+EXPERTS: dict[str, tuple[writers.Method, float]] = {  # and bytes a value, at most
+    "fp8": (others.fp8("block", 16), 1.1),
+    "float-quantized": (writers.float_quantized("channel"), 1.1),
+    "hqq": (others.hqq(4, 32), 0.76),
+    "fp4": (others.bitsandbytes("fp4", block=32), 0.63),
+    "nvfp4": (others.nvfp4(), 0.76),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_stay_in_few_bytes(name: str, tmp_path: Path) -> None:
+    family, (method, most) = "Qwen3MoeForCausalLM", EXPERTS[name]
+    oracle.save(oracle.make(family, FAMILIES[family].like[0]), tmp_path / "plain")
+    writers.quantize_folder(tmp_path / "plain", tmp_path / "quantized", method, skip=("lm_head", "mlp.gate."))
+    checkpoint = open_checkpoint(tmp_path / "quantized")
+    models = [load_model(checkpoint, spec_from_config(checkpoint.config, 64), dtype=d) for d in (None, torch.float32)]
+    packed, wide = (model.blocks[0].ffn for model in models)
+    assert isinstance(packed, layers.Experts) and isinstance(wide, layers.Experts)
+    scheme: Any = packed.gate_up.scheme
+    assert scheme.num_bytes <= most * scheme.num_out * scheme.num_in
+    x = torch.randn(3, scheme.num_in, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[0, 3], [1, 2], [5, 7]], dtype=torch.int32)
+    near, exact = packed.gate_up(x, ids), wide.gate_up(x, ids)
+    assert (near - exact).norm() / exact.norm() < 0.012
+
+
 def test_the_ledger_names_the_storage(tmp_path: Path) -> None:
     plain = oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "plain")
     writers.quantize_folder(plain, tmp_path / "nf4", others.bitsandbytes("nf4"))
-    for options, value in (
-        ({}, "bitsandbytes nf4, levels rounded to 8 bits"),
-        ({"activation_dtype": "float32"}, "bitsandbytes nf4"),
-        ({"dtype": "float32"}, "bitsandbytes nf4 as float32"),
+    writers.quantize_folder(plain, tmp_path / "fp8", others.fp8("block"))
+    for folder, options, value in (
+        ("nf4", {}, "bitsandbytes nf4, levels rounded to 8 bits"),
+        ("nf4", {"activation_dtype": "float32"}, "bitsandbytes nf4"),
+        ("nf4", {"dtype": "float32"}, "bitsandbytes nf4 as float32"),
+        ("fp8", {}, "fp8 as int8"),
+        ("fp8", {"activation_dtype": "float32"}, "fp8 widened"),
+        ("fp8", {"dtype": "float32"}, "fp8 as float32"),
     ):
-        with LLM(str(tmp_path / "nf4"), skip_tokenizer_init=True, progress=False, **options) as llm:
+        with LLM(str(tmp_path / folder), skip_tokenizer_init=True, progress=False, **options) as llm:
             (output,) = llm.generate([[1, 2, 3]], use_tqdm=False)
             assert [one.value for one in output.applied if one.kind == "weights"] == [value]

@@ -80,14 +80,19 @@ def test_every_format_keeps_its_codes(name: str, monkeypatch: pytest.MonkeyPatch
     assert whole is not None and whole.num_bytes == packed_bytes([FORMATS[name]], 64, 512)
 
 
+WIDENED = ("NF4", "BNB_FP4", "IQ2", "IQ3_XXS", "IQ3_S", "IQ1", "NVFP4", "U4_MIN")
+
+
 def test_all_formats_are_asked_for() -> None:
-    assert {*LAYOUTS, "NF4"} == set(FORMATS)
+    assert {*LAYOUTS, *WIDENED} == set(FORMATS)
 
 
-def test_levels_that_are_no_integers_are_widened() -> None:
-    weight = packed_weight(1, FORMATS["NF4"], 16, 64)
+@pytest.mark.parametrize("name", WIDENED)
+def test_what_a_gpu_would_round_is_widened(name: str) -> None:
+    """Levels that are no integers, and scales or minimums of more than 11 bits."""
+    weight = packed_weight(1, FORMATS[name], 16, 256)
     assert recode(CPU, [weight], None, torch.float32) is None
-    assert packed_bytes([FORMATS["NF4"]], 16, 64) == 2 * 16 * 64
+    assert packed_bytes([FORMATS[name]], 16, 256) == 2 * 16 * 256
 
 
 @pytest.mark.parametrize("names", [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0"), ("Q4_K", "Q5_K", "Q8_0"), ("Q2_K", "Q4_1")])

@@ -20,7 +20,12 @@ from tests.same_tokens.roads import Answer, alone, chunked, displaced, drafted, 
 from tests.same_tokens.test_tiny import params as many_params
 from tests.same_tokens.test_tiny import prompts as many_prompts
 
-METHODS = {"gptq": others.gptq(4, 32, symmetric=False, order=True), "nf4": others.bitsandbytes("nf4")}
+METHODS = {
+    "gptq": others.gptq(4, 32, symmetric=False, order=True),
+    "nf4": others.bitsandbytes("nf4"),
+    "fp8": others.fp8("block"),
+    "hqq": others.hqq(4, 64),
+}
 NUM_PROMPTS = 16
 
 

@@ -40,6 +40,7 @@ FAMILIES = [
     "BloomForCausalLM",
     "FalconForCausalLM",
     "DeepseekV2ForCausalLM",
+    "Llama4ForCausalLM",
 ]
 ALIKE = [
     "Qwen2MoeForCausalLM",
@@ -48,6 +49,9 @@ ALIKE = [
     "GPTNeoXForCausalLM",
     "Qwen3ForCausalLM",
     "Olmo2ForCausalLM",
+    "Cohere2ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
 ]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
 RESTORED = 16  # prompts

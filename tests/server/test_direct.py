@@ -28,7 +28,7 @@ class ScriptedBody:
     """A connection that reads or does not."""
 
     def __init__(self) -> None:
-        self.is_ready, self.is_held_up = True, False
+        self.is_ready, self.is_held_up, self.has_begun = True, False, True
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:

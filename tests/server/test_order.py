@@ -108,7 +108,7 @@ def test_one_that_is_entitled_to_a_row_is_not_overtaken() -> None:
 
 
 def test_a_long_prompt_is_forgotten_from_its_end_and_compared_in_few_looks() -> None:
-    class Counted(OrderedDict[Hashable, None]):
+    class Counted(OrderedDict[Hashable, int]):
         num_looks = 0
 
         def __contains__(self, key: object) -> bool:

@@ -25,6 +25,9 @@ class FakeStore:
             del self.kept[name]
         return name in self.kept
 
+    def flush(self) -> None:
+        """It is there at once."""
+
     def refresh(self) -> None:
         """Nobody else has it."""
 

@@ -177,6 +177,11 @@ class Session:
             write_note("stopped; /regenerate answers anew")
         elif not answer.text:
             self._say("note: the answer is empty, and the message is taken back")
+        elif answer.finish_reason == "length":
+            num, most = answer.figures.num_generated_tokens, self._partner.llm.service.intake.longest
+            is_full = answer.figures.num_prompt_tokens + num >= most
+            why = f"the context of {most} tokens is full" if is_full else f"{num} tokens is the limit (/set max_tokens)"
+            self._say(f"note: the answer is cut: {why}")
         if self._verbose:
             write_note(answer.figures.line())
 

@@ -11,7 +11,8 @@ from typer.core import TyperCommand
 
 SAMPLING, STRUCTURE = "Sampling", "Form of the answer"
 RARE_SAMPLING, ENGINE = "More sampling", "Engine"
-NAMES_ALONE = (RARE_SAMPLING, ENGINE)  # groups that --help lists and --help-all explains
+LIMITS, SPEECH = "Limits", "API"  # of the server
+NAMES_ALONE = (RARE_SAMPLING, SPEECH, LIMITS, ENGINE)  # groups that --help lists and --help-all explains
 ALL = "--help-all"
 MODULES = "--lora-modules"
 

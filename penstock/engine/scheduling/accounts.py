@@ -8,6 +8,7 @@ from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import Place
 from penstock.engine.draft_tree import follow
+from penstock.engine.messages import HANDED_OVER
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.fast_path import DecodeFastPath
@@ -138,6 +139,10 @@ class Accounts:
             return []
         if row.output is Output.POOL:
             finish_reason = "stop"
+        elif sequence.request.hand_over and finish_reason is None:
+            finish_reason = HANDED_OVER
+            if self.cache.saves is not None:
+                self.cache.saves.hasten(sequence.held.node)
         self.stats.num_output_tokens += len(taken)
         whole = (
             outcome.complete

@@ -127,9 +127,10 @@ class PlanBuilder:
             if sequence.keys:
                 self.roster.prefixes.progress(sequence, holding.num_inserted)
 
-    def build(self) -> Started | None:
-        """Finish the plan; None if no row takes part, and nothing is to be saved while nobody waits for a step."""
-        if not self.entries and self.roster.requests:
+    def build(self, saves_now: bool = False) -> Started | None:
+        """Finish the plan; None if no row takes part, and nothing is to be saved, now or while nobody waits for a
+        step."""
+        if not self.entries and self.roster.requests and not saves_now:
             return None
         beside, saves = bool(self.entries), self.cache.saves
         saved = saves.take(self.number, beside) if saves is not None else ()

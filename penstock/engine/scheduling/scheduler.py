@@ -159,6 +159,15 @@ class Scheduler:
         self._started[started.plan.number] = started
         return started.plan
 
+    def schedule_saves(self) -> Plan | None:
+        """Return a plan that saves what cannot wait, and computes nothing."""
+        self._builder.clear()
+        started = self._builder.build(saves_now=True)
+        if started is None:
+            return None
+        self._started[started.plan.number] = started
+        return started.plan
+
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""
         if self._speculation is not None and plan.rows and not result.lost:

@@ -151,7 +151,8 @@ def gated_mlp(c: Config, kind: str, bias: bool = False) -> GatedMlp:
 
 MAX_EXPERTS = 1024
 PANEL = 16  # outputs that are stored side by side: an expert's own must fill whole panels
-NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+NUM_CHOSEN = ("num_experts_per_tok", "moe_k")
 
 
 def experts(
@@ -168,7 +169,7 @@ def experts(
         if value % PANEL:
             c.refuse(key, f"is not supported with experts: it must be a multiple of {PANEL}")
     routing = {name: options.pop(name) for name in list(options) if name in Routing.__dataclass_fields__}
-    rule = Routing(c.count("num_experts_per_tok", default=chosen, most=num_experts), **routing)
+    rule = Routing(c.count(*NUM_CHOSEN, default=chosen, most=num_experts), **routing)
     groups, left = divmod(num_experts, rule.num_groups)
     if left or groups < rule.best_of_group or rule.top_groups > rule.num_groups:
         c.refuse("n_group", f"does not divide {num_experts} experts into groups of at least {rule.best_of_group}")

@@ -8,8 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from penstock.quant.coded import Coded
-from penstock.quant.packed import GgmlMatrix
+from penstock.quant.packed import GgmlMatrix, Stored
 
 Format = Literal["safetensors", "gguf"]
 
@@ -41,7 +40,7 @@ class Checkpoint(Protocol):
     def read_ggml(self, name: str) -> GgmlMatrix | None:
         """Return a matrix in the file's quantized blocks, rows as in the family's checkpoint; None if not quantized."""
 
-    def read_coded(self, name: str) -> Coded | None:
+    def read_coded(self, name: str) -> Stored | None:
         """Return a matrix in its codes, where a packed format holds them; None for a GGUF file's."""
 
     def is_packed(self, name: str) -> bool:

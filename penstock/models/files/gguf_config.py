@@ -300,6 +300,66 @@ def _bert(keys: Keys) -> Config:
     }
 
 
+def _command_r(keys: Keys) -> Config:
+    """Read Command R; R7B has windows in three of four layers."""
+    windows = keys.architecture == "cohere2"
+    name, kind = ("Cohere2ForCausalLM", "cohere2") if windows else ("CohereForCausalLM", "cohere")
+    config = _decoder_config(keys, name, kind) | rope(keys, head_size(keys))
+    config |= {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "hidden_act": "silu"}
+    config |= {"logit_scale": keys.number("logit_scale", 1.0), "attention_bias": keys.has("blk.0.attn_q.bias")}
+    if not windows:
+        return config
+    layers = _layer_types(keys, config["num_hidden_layers"], 4)
+    return config | {"sliding_window": keys.count("attention.sliding_window"), "layer_types": layers}
+
+
+def _olmo(keys: Keys) -> Config:
+    """Read OLMo 2, or OLMo 3, which has windows and the same name."""
+    window = keys.optional_count("attention.sliding_window")
+    if not window:
+        return base_config(keys, "Olmo2ForCausalLM", "olmo2")
+    config = base_config(keys, "Olmo3ForCausalLM", "olmo3")
+    return config | {"sliding_window": window, "layer_types": _layer_types(keys, config["num_hidden_layers"], 4)}
+
+
+def _exaone4(keys: Keys) -> Config:
+    config, window = base_config(keys, "Exaone4ForCausalLM", "exaone4"), keys.optional_count("attention.sliding_window")
+    layers = config["num_hidden_layers"]
+    kinds = _layer_types(keys, layers, 4) if window else ["full_attention"] * layers
+    return config | {"head_dim": head_size(keys), "sliding_window": window, "layer_types": kinds}
+
+
+def _glm4(keys: Keys) -> Config:
+    config = base_config(keys, "Glm4ForCausalLM", "glm4", partial=True)
+    part = config.get("partial_rotary_factor", 1.0)
+    bias = keys.has("blk.0.attn_q.bias")
+    return config | {"head_dim": head_size(keys), "partial_rotary_factor": part, "attention_bias": bias}
+
+
+def _stablelm(keys: Keys) -> Config:
+    config = _decoder_config(keys, "StableLmForCausalLM", "stablelm") | rope(keys, head_size(keys), partial=True)
+    return config | {
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "hidden_act": "silu",
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
+        "use_qkv_bias": keys.has("blk.0.attn_q.bias"),
+        "use_parallel_residual": keys.flag("use_parallel_residual", False),
+    }
+
+
+def _phi2(keys: Keys) -> Config:
+    config = _decoder_config(keys, "PhiForCausalLM", "phi") | rope(keys, head_size(keys), partial=True)
+    part = config.get("partial_rotary_factor", 1.0)
+    eps = keys.number("attention.layer_norm_epsilon")
+    return config | {"layer_norm_eps": eps, "hidden_act": "gelu_new", "partial_rotary_factor": part}
+
+
+def _read_sized(keys: Keys, architecture: str, model_type: str, *biases: str) -> Config:
+    """Read a decoder whose heads have a size of their own; these keys say whether there are biases."""
+    config = base_config(keys, architecture, model_type) | {"head_dim": head_size(keys)}
+    return config | dict.fromkeys(biases, keys.has("blk.0.attn_q.bias"))
+
+
 ENCODERS = frozenset({"bert"})
 CONFIGS: dict[str, Make] = {
     "qwen2": _qwen2,
@@ -315,7 +375,20 @@ CONFIGS: dict[str, Make] = {
     "falcon": _falcon,
     "bloom": _bloom,
     "starcoder2": _starcoder2,
-    "olmo2": lambda keys: base_config(keys, "Olmo2ForCausalLM", "olmo2"),
+    "olmo2": _olmo,
+    "command-r": _command_r,
+    "cohere2": _command_r,
+    "exaone4": _exaone4,
+    "glm4": _glm4,
+    "stablelm": _stablelm,
+    "phi2": _phi2,
+    "smollm3": lambda keys: _read_sized(keys, "SmolLM3ForCausalLM", "smollm3") | biases(keys),
+    "ernie4_5": lambda keys: _read_sized(keys, "Ernie4_5ForCausalLM", "ernie4_5", "use_bias"),
+    "arcee": lambda keys: _read_sized(keys, "ArceeForCausalLM", "arcee") | biases(keys) | {"hidden_act": "relu2"},
+    "seed_oss": lambda keys: (
+        _read_sized(keys, "SeedOssForCausalLM", "seed_oss", "attention_bias")
+        | {"attention_out_bias": keys.has("blk.0.attn_output.bias")}
+    ),
     "granite": _granite,
     "bert": _bert,
 }

@@ -156,6 +156,30 @@ SPELLINGS: dict[str, GgufNames] = {
     "gemma": GgufNames(EMBEDDINGS, NORMS | ATTENTION | GATED, one_plus=True),
     "gemma2": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | GATED, one_plus=True),
     "gemma3": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | QK_NORMS | GATED, one_plus=True),
+    "command-r": QWEN,
+    "cohere2": QWEN,
+    "smollm3": LLAMA,
+    "arcee": LLAMA,
+    "ernie4_5": QWEN,
+    "stablelm": QWEN,
+    "seed_oss": GgufNames(
+        EMBEDDINGS,
+        {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"} | ATTENTION | GATED,
+    ),
+    "exaone4": GgufNames(EMBEDDINGS, AFTER | ATTENTION | QK_NORMS | GATED),
+    "glm4": GgufNames(
+        EMBEDDINGS,
+        NORMS
+        | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
+        | ATTENTION
+        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+    ),
+    "phi2": GgufNames(
+        {"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+        {"attn_norm": "input_layernorm", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+        | ATTENTION
+        | {"attn_output": "self_attn.dense"},
+    ),
     "olmo2": GgufNames(EMBEDDINGS, AFTER | ATTENTION | QK_NORMS | GATED),
     "starcoder2": GgufNames(EMBEDDINGS, NORMS | ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     "phi3": GgufNames(

@@ -58,6 +58,13 @@ def _scores(
     return scores.masked_fill(~visible, -torch.inf)
 
 
+def find_first(positions: Tensor, window: int) -> Tensor:
+    """Return the first position that a query at each of `positions` sees."""
+    if window < 0:
+        return positions - positions % -window
+    return (positions - window + 1).clamp(min=0) if window else torch.zeros_like(positions)
+
+
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3})
 def attention(
     q: Tensor,
@@ -78,10 +85,10 @@ def attention(
     """q[T, H, D] over keys [N, K, D, P] and values [N, K, P, D] → [T, H, D].
 
     The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies
-    in block table[s, j // P]. A query at position i sees 0..i, with a window the last `window` of them; entries of
-    `table` before the first visible position are never read. softcap bounds the scaled score; alibi[H] then adds
-    slope · (j - i). The codes of an int8 or int4 cache are widened by their scales. sinks[H] are scores that take
-    weight but have no value.
+    in block table[s, j // P]. A query at position i sees 0..i; with a window the last `window` of them; with a negative
+    one those from the last multiple of -window on. Entries of `table` before the first visible position are never read.
+    softcap bounds the scaled score; alibi[H] then adds slope · (j - i). The codes of an int8 or int4 cache are widened
+    by their scales. sinks[H] are scores that take weight but have no value.
     """
     out = torch.empty_like(q)
     size, groups = k_cache.shape[3], q.shape[1] // k_cache.shape[1]
@@ -89,12 +96,12 @@ def attention(
     for s, length in enumerate(lengths.tolist()):
         begin, end = starts[s], starts[s + 1]
         i = torch.arange(length - (end - begin), length, device=q.device).unsqueeze(1)
-        first = max(0, length - (end - begin) - window + 1) if window else 0
+        first = int(find_first(i[:1], window)[0]) if end > begin else 0
         j = torch.arange(first, length, device=q.device)
         blocks = table[s].long()[j // size]
         k, v = read_cache(k_cache, v_cache, k_scale, v_scale, blocks, j % size)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        visible = (j <= i) & (j > i - window) if window else j <= i
+        visible = (j <= i) & (j >= find_first(i, window))
         scores = _scores(q[begin:end].float(), k, visible, j - i, scale, softcap, alibi)
         if sinks is not None:
             scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, end - begin, 1)], dim=2)

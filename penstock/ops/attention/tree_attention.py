@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.ops.attention.attention import attention
+from penstock.ops.attention.attention import attention, find_first
 from penstock.ops.attention.cache import bits
 from penstock.ops.registry import op
 
@@ -66,7 +66,7 @@ def tree_attention(
             places = torch.arange(length, device=q.device)
             if length > begins[s]:
                 places[begins[s] :] = begins[s] + tail.nodes[t, : length - begins[s]]
-            first = max(0, length - window) if window else 0
+            first = int(find_first(tail.positions[t], window))
             blocks, at = table[s].long()[places // size], places % size
             line = torch.arange(length, dtype=torch.int32, device=q.device)[None]  # one position per block
             line = line.masked_fill(line < first, -1)

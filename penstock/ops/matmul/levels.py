@@ -19,12 +19,19 @@ NF4 = (
 )
 BNB_FP4 = (0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)  # then the same with a minus
 
-# The values, and what a CPU multiplies with rounded activations: the same but for NF4 (kNF4Steps in packed/layout.h).
+# The values, and what a CPU multiplies with rounded activations: the same but for NF4 and bitsandbytes' FP4, which are
+# rounded to steps of a scale (kLevelSteps in packed/layout.h).
 FLOAT_LEVELS: dict[str, tuple[float, ...]] = {
     "IQ4": LEVELS["IQ4"],
     "FP4": LEVELS["FP4"],
     "NF4": NF4,
     "BNB_FP4": (*BNB_FP4, *(-level for level in BNB_FP4)),
+    "IQ2": tuple(level / 8 for level in LEVELS["IQ2"]),
+    "IQ3_XXS": tuple(level / 4 for level in LEVELS["IQ3_XXS"]),
+    "IQ3_S": LEVELS["IQ3_S"],
+    "IQ1": tuple(level / 8 for level in LEVELS["IQ1"]),
 }
-NF4_STEPS = 123.25
-INTEGER_LEVELS = FLOAT_LEVELS | {"NF4": tuple(round(level * NF4_STEPS) / NF4_STEPS for level in NF4)}
+STEPS = {"NF4": 123.25, "BNB_FP4": 120.0}
+INTEGER_LEVELS = FLOAT_LEVELS | {
+    name: tuple(round(level * steps) / steps for level in FLOAT_LEVELS[name]) for name, steps in STEPS.items()
+}

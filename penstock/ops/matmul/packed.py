@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,13 @@ FORMATS = {
     "U8_F32": Format(15, 8, offset=128, zeros=True, whole=True),
     "MXFP4": Format(16, 4, levels="FP4"),
     "NF4": Format(17, 4, levels="NF4", whole=True),
+    "IQ2": Format(18, 4, scales=2, supers=True, levels="IQ2"),
+    "IQ3_XXS": Format(19, 4, scales=2, supers=True, levels="IQ3_XXS"),
+    "IQ3_S": Format(20, 4, supers=True, levels="IQ3_S"),
+    "IQ1": Format(21, 4, scales=2, supers=True, levels="IQ1"),
+    "NVFP4": Format(22, 4, scales=2, whole=True, levels="FP4"),
+    "BNB_FP4": Format(23, 4, whole=True, levels="BNB_FP4"),
+    "U4_MIN": Format(24, 4, minimum=True, whole=True),
 }
 
 
@@ -174,8 +182,12 @@ def _scales(weight: PackedWeight) -> tuple[Tensor, Tensor | None]:
     return sets[:, :, :, 0], sets[:, :, :, 1] if format.minimum else None
 
 
-def pack_planes(format: Format, codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> PackedWeight:
-    """Pack codes [O, C] uint8 with a scale, and with `zeros` an int8 zero, for each group: [O, ceil(C/32)]."""
+def pack_planes(
+    format: Format, codes: Tensor, entries: Sequence[Tensor], supers: Sequence[Tensor] = ()
+) -> PackedWeight:
+    """Pack codes [O, C] uint8. `entries` [O, ceil(C/32)] are what each group has in this order: the scale of a set, its
+    minimum or int8 zero, then those of the next set. Scales and minimums are cast to the format's type; `supers`
+    [O, ceil(C/256)] are the super-scale, then that of minimums."""
     num_out, width = codes.shape
     weight = PackedWeight.empty(format, num_out, width)
     panels, groups, _ = weight.codes.shape
@@ -185,11 +197,19 @@ def pack_planes(format: Format, codes: Tensor, scale: Tensor, zero: Tensor | Non
     if format.bits == 4:
         words = words[:, :, 0::2] | words[:, :, 1::2] << 4
     weight.codes.copy_(words.contiguous().view(torch.uint8).view(weight.codes.shape))
-    kind = torch.float32 if format.whole else torch.float16
-    parts = [(scale.to(kind), kind.itemsize)] + ([] if zero is None else [(zero, 1)])
-    planes = [_lanes(part, panels).view(torch.uint8).view(panels, groups, LANES * size) for part, size in parts]
-    weight.scales.copy_(torch.cat(planes, dim=-1))
+    kind = torch.int8 if format.supers else torch.float32 if format.whole else torch.float16
+    typed = [entry if entry.dtype == torch.int8 else entry.to(kind) for entry in entries]
+    _put_lanes(weight.scales, typed)
+    _put_lanes(weight.supers, [entry.half() for entry in supers])
     return weight
+
+
+def _put_lanes(plane: Tensor, entries: Sequence[Tensor]) -> None:
+    """Write the bytes of entries [O, G], panel by panel, beside each other into a plane [panels, G, bytes]."""
+    panels, groups, _ = plane.shape
+    parts = [_lanes(entry, panels).view(torch.uint8).view(panels, groups, -1) for entry in entries]
+    if parts:
+        plane.copy_(torch.cat(parts, dim=-1))
 
 
 def _lanes(values: Tensor, panels: int) -> Tensor:

@@ -169,11 +169,11 @@ class FusedExperts:
 
     def __call__(self, flow: Flow) -> None:
         experts, x, step = self.experts, flow.y, flow.step
-        ids, weights = experts.router(x, step)
+        rows, ids, weights = experts.route(x, step)
         if self.gates:
-            hidden = gate_experts(experts, x, ids)
+            hidden = gate_experts(experts, rows, ids)
         else:
-            hidden = experts.ops.gated_activation(experts.gate_up(x, ids), experts.activation)
+            hidden = experts.ops.gated_activation(experts.gate_up(rows, ids), experts.activation)
         shared = None if experts.shared is None else self.run_shared(experts.shared, x, step)
         gate = None if experts.shared_gate is None else experts.shared_gate(x, step)
         residual = flow.x if self.adds else None

@@ -194,7 +194,7 @@ def _feed(ffn: layers.Ffn) -> list[Stage]:
         return [Product(ffn.gate_up), Activate(ffn.ops, ffn.activation, True), Product(ffn.down)]
     if type(ffn) is layers.Mlp:
         return [Product(ffn.up), Activate(ffn.ops, ffn.activation, False), Product(ffn.down)]
-    if type(ffn) is layers.Experts:
+    if isinstance(ffn, layers.Experts) and type(ffn) in (layers.Experts, layers.WeighedInputExperts):
         return [FeedExperts(ffn)]
     if type(ffn) is ReducedExperts:
         return [FeedExperts(ffn.experts), Reduce(ffn.mesh)]

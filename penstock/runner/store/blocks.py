@@ -45,6 +45,10 @@ class BlockStore:
         if self.files is not None:
             self.files.drop(name)
 
+    def flush(self) -> None:
+        if self.files is not None:
+            self.files.flush()
+
     def refresh(self) -> None:
         if self.files is not None:
             self.files.refresh()

@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from penstock.engine.messages import Abort, Add, Mark
+import msgspec
+
+from penstock.engine.messages import HANDED_OVER, Abort, Add, Mark
 from penstock.errors import EngineFailed, InvalidRequest, PenstockError
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.direct import UnwrittenDeltas
 from penstock.server.engines.in_flight import STARTED_COST, InFlightRequest, Occupancy, RequestPart
-from penstock.server.engines.replica import Replica, Replicas
+from penstock.server.engines.process import PREFILL
+from penstock.server.engines.replica import Replica, Replicas, can_hand_over
 from penstock.types import Delta
 
 log = logging.getLogger("penstock.engine")
@@ -118,6 +121,9 @@ class Dispatcher:
 
     def _handle_delta(self, part: RequestPart, delta: Delta) -> None:
         flight = part.flight
+        is_handed_over = delta.finish_reason == HANDED_OVER
+        if is_handed_over:
+            delta = msgspec.structs.replace(delta, finish_reason=None)
         self.admission.pace.finish(flight)
         part.num_tokens += len(delta.tokens)
         part.engine.begin(part)
@@ -130,6 +136,9 @@ class Dispatcher:
         if delta.sibling not in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
         replica.quarantine.clear_if_progressed(part)
+        if is_handed_over and delta.sibling in flight.outputs:
+            self.parts.end_sibling(part, delta.sibling)
+            self._lost.append(RequestPart(flight, [delta.sibling]))
         if not part.siblings:
             self._take_back(part)
         if not flight.is_open:
@@ -239,6 +248,8 @@ class Dispatcher:
         outputs, request = part.outputs, part.next_request()
         if self.admission.fair_shares.is_shared:
             request = replace(request, priority=0)  # no effect across tenants
+        if replica.role == PREFILL and can_hand_over(request) and outputs is None:
+            request = replace(request, hand_over=True)
         has_others = len(self.replicas) > 1
         why, tenants = _describe_rows(replica, self.parts, has_others)
         part.replica = replica

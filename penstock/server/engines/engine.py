@@ -93,7 +93,7 @@ class RemoteEngine:
         self.view = EngineView(self._send)
         self._closing = asyncio.Event()
         self.dispatcher = dispatcher
-        self.replica = dispatcher.replicas.add(self._send)
+        self.replica = dispatcher.replicas.add(self._send, launch.find_role(len(dispatcher.replicas)))
         self.controls = Controls(self._send)
         self.list_first: Callable[[], Iterable[object]] = tuple  # messages that come before the requests
         self._watchdog = Watchdog(hang_s)

@@ -23,12 +23,14 @@ import zmq.asyncio
 from penstock.engine.messages import Command, Report, Stop
 from penstock.errors import InvalidConfig
 from penstock.host.machine import python_command
+from penstock.server.config import ROLES
 from penstock.server.connections.body_memory import run_without_gc
 
 FOLDER = "penstock-sockets-"
 MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path without the null
 LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"
 WORKER = python_command("penstock.api.worker")
+PREFILL, DECODE, BOTH = ROLES
 STOP_S = 5.0
 _serial_numbers = itertools.count(1)
 DRAIN_MS = 20  # for reports left after its death
@@ -115,6 +117,10 @@ class Launch:
     folder: Path
     num_replicas: int = 1
     command: Sequence[str] = WORKER
+    roles: Sequence[str] = ()  # of the replicas: prefill, decode or both; empty: all do both
+
+    def find_role(self, number: int) -> str:
+        return self.roles[number] if self.roles else BOTH
 
 
 class EngineProcess:

@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.messages import Abort, Add
 from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
+from penstock.server.engines.process import BOTH, DECODE, PREFILL
 from penstock.server.engines.quarantine import Quarantine
+from penstock.types import Request
 
 if TYPE_CHECKING:
     from penstock.server.engines.in_flight import InFlightRequest, RequestPart
 
 MAX_AHEAD = 8  # sequences queued in an engine beyond those it can run, so that it never idles
 ROW_TOKENS = 32  # prompt tokens that cost an engine as much as the rest of an average answer
+MIN_HANDED_OVER = 64  # prompt tokens; with fewer, a step of a decoding engine is hardly longer
 RECOMPUTE = 4  # work that an engine may have above another's, per token that the other would compute again
 
 
 class Replica:
     """An engine's rows, suspects and latest prompts; `send` sends it a command. It is closed until it has rows."""
 
-    def __init__(self, number: int, send: Callable[[Add | Abort], None]) -> None:
-        self.number, self.send = number, send
+    def __init__(self, number: int, send: Callable[[Add | Abort], None], role: str = BOTH) -> None:
+        self.number, self.send, self.role = number, send, role
         self.max_rows: int | None = None  # of the present process
         self.quarantine = Quarantine()
         self.prefixes = SentPrefixes()
@@ -85,8 +88,8 @@ class Replicas:
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def add(self, send: Callable[[Add | Abort], None]) -> Replica:
-        self._replicas.append(replica := Replica(len(self), send))
+    def add(self, send: Callable[[Add | Abort], None], role: str = BOTH) -> Replica:
+        self._replicas.append(replica := Replica(len(self), send, role))
         return replica
 
     @property
@@ -108,12 +111,27 @@ class Replicas:
 
     def choose(self, flight: InFlightRequest) -> Replica:
         """Choose an open engine for a request, whether it has room or not."""
-        return choose_replica([one for one in self if one.is_open], self.digest(flight))
+        return choose_replica(self._list_fit(flight), self.digest(flight))
+
+    def _list_fit(self, flight: InFlightRequest) -> list[Replica]:
+        """List the open engines whose role a request needs now; all if there is none."""
+        found = [one for one in self if one.is_open]
+        wanted = PREFILL if self._is_handed_over(flight) else DECODE
+        return [one for one in found if one.role in (wanted, BOTH)] or found
+
+    def _is_handed_over(self, flight: InFlightRequest) -> bool:
+        """True if a prompt is long, but for what a decoding engine knows of it, and its blocks can be handed over."""
+        decoding = [one for one in self if one.role != PREFILL and one.is_open]
+        if len(decoding) == len(self) or any(flight.outputs.values()) or not can_hand_over(flight.request):
+            return False
+        digests = self.digest(flight)
+        known = max((one.prefixes.count(digests) for one in decoding), default=0)
+        return len(flight.request.tokens) - BLOCK_TOKENS * known >= MIN_HANDED_OVER
 
     def choose_with_room(self, flight: InFlightRequest) -> Replica:
         """Choose an engine that can take a request now, the best one if it can."""
         best = self.choose(flight)
-        free = [one for one in self if one.has_room]
+        free = [one for one in self._list_fit(flight) if one.has_room]
         return best if best.has_room or not free else choose_replica(free, self.digest(flight))
 
     def fits(self, flight: InFlightRequest) -> bool:
@@ -121,16 +139,20 @@ class Replicas:
         return self.choose(flight).has_room
 
 
+def can_hand_over(request: Request) -> bool:
+    """True if the answer may be continued by another engine without computing the prompt again."""
+    return not (request.pool or request.beam or request.sampling.prompt_logprobs is not None)
+
+
 def choose_replica(replicas: Sequence[Replica], digests: Sequence[bytes]) -> Replica:
     """Choose the replica with the longest prefix of a prompt, unless it is overloaded: its work is above the least busy
     one's by more than RECOMPUTE times what that one would have to compute more. Prompts that are new everywhere go
     where the cache has room, else to the least busy."""
 
-    def cost(replica: Replica) -> tuple[int, int, int]:
+    def cost(replica: Replica) -> tuple[float, int, int]:
         prefixes = replica.prefixes
         num_new = len(digests) - prefixes.count(digests)
-        num_forgotten = min(num_new, max(0, len(prefixes) + num_new - prefixes.max_blocks))
-        lost = RECOMPUTE * BLOCK_TOKENS * (num_new + num_forgotten)
-        return replica.work + lost, len(prefixes), replica.number
+        lost = RECOMPUTE * BLOCK_TOKENS * num_new * (1 + prefixes.fill)  # what it forgets for that is computed again
+        return replica.work + lost, prefixes.oldest_turn, replica.number
 
     return replicas[0] if len(replicas) == 1 else min(replicas, key=cost)

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote
 
 from starlette.routing import BaseRoute
@@ -21,7 +21,6 @@ from penstock.server.page.accept import FILES_ROUTE
 if TYPE_CHECKING:
     from penstock.server.engines.direct import OpenBody
     from penstock.server.generation import Usage
-    from penstock.server.metrics import Metrics
 
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
@@ -35,11 +34,19 @@ TRACE = "trace"  # scope key: the request's timeline
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+=/-]{1,128}")  # of a client
 
 
+class RequestCounter(Protocol):
+    """Counts requests and refused connections."""
+
+    def count_http(self, route: str, method: str, status: int) -> None: ...
+
+    def count_refused_connection(self, reason: str) -> None: ...
+
+
 class AccessLog:
     """Write a log line and count a metric for each request."""
 
     def __init__(
-        self, metrics: Metrics, is_logged: bool = True, end: Callable[[Trace], None] = lambda trace: None
+        self, metrics: RequestCounter, is_logged: bool = True, end: Callable[[Trace], None] = lambda trace: None
     ) -> None:
         """`end` is told of each request that has ended."""
         self._metrics, self._is_logged, self._end = metrics, is_logged, end

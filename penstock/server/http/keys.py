@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.errors import InvalidConfig
 from penstock.host.files import UnreadableFile, read_regular
 from penstock.host.ids import SOURCE
-from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
@@ -38,6 +37,19 @@ FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
 OTHERS_LOAD = frozenset({"/metrics"})  # show the load of all tenants: for the admin only
 SEES_ALL = "sees_all"  # scope key
 ROUTE = "route_path"  # scope key: the matched route's declared path, or None
+
+
+class KeyOptions(Protocol):
+    """The options that give keys."""
+
+    @property
+    def api_key(self) -> tuple[str, ...]: ...
+    @property
+    def api_key_file(self) -> str | None: ...
+    @property
+    def admin_key(self) -> str | None: ...
+    @property
+    def admin_key_file(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -174,12 +186,12 @@ def _matches(given: bytes, secret: str) -> bool:
     return hmac.compare_digest(given, utf8) | hmac.compare_digest(given, latin)
 
 
-def _read_all(config: ServerConfig) -> tuple[list[Key], str | None]:
+def _read_all(config: KeyOptions) -> tuple[list[Key], str | None]:
     keys = read_keys(config.api_key, config.api_key_file, os.environ.get(KEYS_VARIABLE))
     return keys, read_admin_key(config.admin_key, config.admin_key_file, os.environ.get(ADMIN_VARIABLE))
 
 
-def make_ring(config: ServerConfig) -> KeyRing:
+def make_ring(config: KeyOptions) -> KeyRing:
     """Read all keys, and log how to reach the admin routes."""
     ring = KeyRing(*_read_all(config))
     if ring.closed and not ring.has_admin:
@@ -191,7 +203,7 @@ def make_ring(config: ServerConfig) -> KeyRing:
     return ring
 
 
-def reload_keys(ring: KeyRing, config: ServerConfig) -> None:
+def reload_keys(ring: KeyRing, config: KeyOptions) -> None:
     """Read all keys again; on InvalidConfig the ring is unchanged."""
     keys, admin = _read_all(config)
     if ring.closed and not keys:

@@ -20,7 +20,7 @@ import msgspec
 from penstock.host.ids import IdSource
 from penstock.server.http.client import Client
 from penstock.server.http.errors import ApiError
-from penstock.types import Delta, StreamDelta
+from penstock.types import Delta, Logprob, StreamDelta
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -48,6 +48,7 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     stop_reason: int | str | None = None
     forced_closing: bool = False
     num_cached: int = 0
+    logprobs: list[list[tuple[int, float, int | None]]] = []  # per token: id, log probability, rank
 
     @property
     def ends(self) -> bool:
@@ -128,11 +129,13 @@ class Relay:
         for one in deltas:
             last = self._shown[-1] if self._shown else None
             ends = one.finish_reason is not None or one.forced_closing
+            logprobs = [[(id, each.logprob, each.rank) for id, each in place.items()] for place in one.logprobs]
             if last is not None and (last.number, last.sibling) == (number, one.index) and not (ends or last.ends):
                 last.tokens.extend(one.token_ids)
+                last.logprobs.extend(logprobs)
             else:
                 ending = (one.finish_reason, one.stop_reason, one.forced_closing, one.num_cached_tokens)
-                self._shown.append(Part(number, one.index, list(one.token_ids), *ending))
+                self._shown.append(Part(number, one.index, list(one.token_ids), *ending, logprobs))
 
     def _take_mark(self, begins: bool = False) -> bytes:
         """Return the line that says what the events before it show; empty if nothing is new."""
@@ -162,19 +165,19 @@ class Relay:
 def _split(part: Part, id: str) -> Iterator[Delta]:
     """Yield the part's deltas, of a few tokens each."""
     for begin in range(0, max(1, len(part.tokens)), REPLAYED_TOKENS):
-        tokens = tuple(part.tokens[begin : begin + REPLAYED_TOKENS])
-        if begin + REPLAYED_TOKENS < len(part.tokens):
-            yield Delta(id, part.sibling, tokens, num_cached_tokens=part.num_cached)
-        else:
-            ending = {"finish_reason": part.finish_reason, "stop_reason": part.stop_reason}
-            yield Delta(
-                id,
-                part.sibling,
-                tokens,
-                forced_closing=part.forced_closing,
-                num_cached_tokens=part.num_cached,
-                **ending,
-            )
+        end = begin + REPLAYED_TOKENS
+        places = part.logprobs[begin:end]
+        is_last = end >= len(part.tokens)
+        yield Delta(
+            id,
+            part.sibling,
+            tuple(part.tokens[begin:end]),
+            tuple({token: Logprob(value, rank) for token, value, rank in place} for place in places),
+            finish_reason=part.finish_reason if is_last else None,
+            stop_reason=part.stop_reason if is_last else None,
+            forced_closing=part.forced_closing and is_last,
+            num_cached_tokens=part.num_cached,
+        )
 
 
 CURRENT_RELAY: ContextVar[Relay | None] = ContextVar("penstock_relay", default=None)

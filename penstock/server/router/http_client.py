@@ -59,6 +59,7 @@ class _Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.is_broken = False
         self._begin()
 
     def _begin(self) -> None:
@@ -107,7 +108,7 @@ class _Connection:
         except OSError as error:
             raise UpstreamFailed(f"the connection broke: {error}") from None
         if not data:
-            if self.has_head and self.ends_with_connection:
+            if self.has_head and self.ends_with_connection and not self.is_broken:
                 self.is_complete = True
                 return
             raise UpstreamFailed("the connection was closed before the end of the response")
@@ -168,6 +169,7 @@ class UpstreamClient:
         self.address = address
         self._context = context if address.is_tls else None
         self._idle: deque[_Connection] = deque()
+        self._busy: set[_Connection] = set()
 
     async def send(
         self, method: str, target: bytes, headers: Headers, body: Iterable[bytes] | AsyncIterator[bytes] = ()
@@ -176,18 +178,19 @@ class UpstreamClient:
         while True:
             kept = self._take()
             connection = kept or await self._connect()
+            self._busy.add(connection)
             try:
                 await self._write(connection, method, target, headers, body)
                 while not connection.has_head:
                     await connection.feed()
                 return UpstreamResponse(self, connection)
             except (UpstreamFailed, OSError) as error:
-                connection.close()
+                self._drop(connection)
                 is_fresh = kept is None or connection.num_head_bytes or isinstance(body, AsyncIterator)
                 if is_fresh:  # else the server may have closed a kept connection just now
                     raise UpstreamFailed(str(error)) from None
             except BaseException:
-                connection.close()
+                self._drop(connection)
                 raise
 
     async def _write(
@@ -203,8 +206,7 @@ class UpstreamClient:
         for name, value in headers:
             lines += [name, b": ", value, b"\r\n"]
         writer = connection.writer
-        is_stream = isinstance(body, AsyncIterator)
-        if is_stream:
+        if isinstance(body, AsyncIterator):
             lines.append(b"transfer-encoding: chunked\r\n\r\n")
             writer.write(b"".join(lines))
             async for part in body:
@@ -240,7 +242,19 @@ class UpstreamClient:
             raise UpstreamFailed(f"cannot connect: {reason}") from None
         return _Connection(reader, writer)
 
+    def _drop(self, connection: _Connection) -> None:
+        self._busy.discard(connection)
+        connection.close()
+
+    def break_all(self) -> None:
+        """Give up what the server is asked now: it does not answer any more."""
+        for connection in list(self._busy):
+            connection.is_broken = True
+            connection.close()
+        self.close()
+
     def give_back(self, connection: _Connection) -> None:
+        self._busy.discard(connection)
         if connection.is_reusable and len(self._idle) < MAX_IDLE and not connection.parts:
             connection.reset()
             self._idle.append(connection)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock import ops
+from penstock.ops.attention.attention import find_first
 from penstock.ops.registry import Example
 from tests.ops.examples.case import examples, integers, normal, permutation
 from tests.ops.examples.rows import EachQuery, EachRow, EachSequence, EachSlot
@@ -107,7 +108,7 @@ def paged(
     free = iter(permutation(seed, num_blocks).tolist())
     table = torch.full((len(sequences), width), -1, dtype=torch.int32)
     for s, (count, length) in enumerate(sequences):
-        first = max(0, length - count - window + 1) // block if window else 0
+        first = int(find_first(torch.tensor(length - count), window)) // block if length else 0
         for b in range(first, -(-length // block)):
             table[s, b] = next(free)
     caches = cache_pool(num_blocks, num_kv_heads, block, head_size, dtype)
@@ -146,6 +147,8 @@ def _attention() -> Iterator[Example]:
     for dtype in (torch.float32, torch.bfloat16):  # a sink far below, among and far above the scores
         yield paged(13, [(1, 500), (20, 70)], 6, 2, 32, dtype=dtype, sinks=torch.linspace(-9, 40, 6))
         yield paged(14, [(1, 90), (7, 300)], 4, 1, 48, dtype=dtype, window=30, sinks=normal(14, 4))
+        yield paged(15, [(1, 90), (150, 300), (5, 65), (4, 40)], 4, 1, 48, dtype=dtype, window=-32)
+    yield paged(16, [(1, 130), (70, 140)], 6, 2, 24, block=8, window=-50)  # chunks end within blocks
 
 
 @examples(ops.encoder_attention, EachSequence())

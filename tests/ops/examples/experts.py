@@ -124,6 +124,12 @@ def _grouped_packed_matmul() -> Iterator[Example]:
     yield _in_order(call, parts=parts, x_bits=8)
 
 
+@examples(ops.weigh, EachRow("x", "weights"))
+def _weigh() -> Iterator[Example]:
+    for seed, (num_rows, num_chosen, width) in enumerate([(0, 2, 8), (1, 8, 64), (5, 1, 33), (13, 3, 100)]):
+        yield {"x": normal(seed, num_rows, width), "weights": normal(seed + 1, num_rows, num_chosen)}
+
+
 # The interpreter takes as long for one program as for the next: a GPU's own ops have fewer of them.
 GPU_SIZES = [(0, 8, 16, 3, 2), (1, 64, 48, 8, 3), (5, 17, 32, 4, 1), (40, 96, 16, 2, 2), (23, 32, 96, 12, 4)]
 
@@ -165,7 +171,7 @@ def _combine() -> Iterator[Example]:
     ):
         yield {
             "y": normal(seed, num_rows, num_chosen, width),
-            "weights": normal(seed + 1, num_rows, num_chosen),
+            "weights": normal(seed + 1, num_rows, num_chosen) if seed != 3 else None,
             "shared": normal(seed + 2, num_rows, width) if seed % 2 else None,
             "gate": normal(seed + 3, num_rows, 1) if seed % 4 == 1 else None,
             "residual": normal(seed + 4, num_rows, width) if seed % 3 else None,

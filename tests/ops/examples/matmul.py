@@ -11,6 +11,7 @@ from penstock import ops
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.fp8_product import can_store, quantize_fp8
 from penstock.ops.matmul.int_product import pack_codes, pack_scales
+from penstock.ops.matmul.levels import FLOAT_LEVELS
 from penstock.ops.matmul.packed import FORMATS, GROUP, Format, PackedWeight
 from penstock.ops.registry import Example
 from tests.ops.examples.case import examples, integers, normal, with_epilogue
@@ -126,7 +127,8 @@ def packed_weight(seed: int, format: Format, num_out: int, width: int) -> Packed
     weight = PackedWeight.empty(format, num_out, width)
     for plane in (weight.codes, weight.high):
         plane.copy_(integers(seed, 256, *plane.shape))
-    scale = 0.1 / {"": 2**format.bits, "IQ4": 256, "FP4": 24, "NF4": 2}[format.levels]
+    reach = max(FLOAT_LEVELS[format.levels]) if format.levels else 2 ** (format.bits - 1)
+    scale = 0.05 / reach
     kind = torch.float32 if format.whole else torch.float16
     plane = weight.supers if format.supers else weight.scales[..., : -16 if format.zeros else None]
     values = normal(seed + 2, *plane.shape[:-1], plane.shape[-1] // kind.itemsize, scale=scale, dtype=kind)

@@ -49,6 +49,7 @@ def _tree_attention() -> Iterator[Example]:
     yield with_trees(paged(0, [], 2, 1, 8), [])
     yield with_trees(paged(1, [(9, 70), (1, 40)], 9, 3, 64), [BUSH, LINE])
     yield with_trees(paged(2, [(5, 66), (3, 3), (20, 90)], 4, 2, 16, window=33), [[-1, -1, 0, 1], [-1, -1], BUSH])
+    yield with_trees(paged(8, [(5, 66), (9, 70)], 4, 2, 16, window=-33), [[-1, -1, 0, 1], BUSH])
     yield with_trees(paged(3, [(9, 137), (9, 9)], 6, 6, 24, block=1, alibi=torch.linspace(0.01, 0.5, 6)), [BUSH, BUSH])
     yield with_trees(paged(7, [(9, 137), (9, 9)], 6, 6, 24, sinks=torch.linspace(-9, 9, 6)), [BUSH, BUSH])
     for dtype in (torch.bfloat16, torch.float16, torch.int8, torch.uint8):

@@ -98,7 +98,7 @@ def _find_4bit(parts: Parts, part: PartHeader, name: str, kind: str) -> Quantize
         values = levels[codes.long()] * scales.repeat_interleave(block)[: len(codes)]
         return values.view(num_out, width)
 
-    packs = kind == "nf4" and width % block == 0 and fits_kernel(block, width)
+    packs = width % block == 0 and fits_kernel(block, width)
     used = (packed.name, part.name, table.name, *scale.names)
     return QuantizedMatrix(name, (num_out, width), kind, used, read, is_packed=packs)
 

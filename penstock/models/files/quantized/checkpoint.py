@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from copy import copy
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.config import Config
-from penstock.models.files.checkpoint import Format
+from penstock.models.files.checkpoint import Checkpoint, Format
 from penstock.models.files.json_file import quote_name, read_object
 from penstock.models.files.quantized.bitsandbytes import STATE, find_bitsandbytes
 from penstock.models.files.quantized.compressed import find_compressed
@@ -23,6 +24,8 @@ from penstock.models.files.quantized.hqq import find_hqq
 from penstock.models.files.quantized.matrix import Parts, QuantizedMatrix
 from penstock.models.files.safetensors import SafetensorsCheckpoint
 from penstock.quant.coded import Coded
+from penstock.quant.ints import quantize
+from penstock.quant.packed import Stored
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +102,7 @@ class QuantizedCheckpoint:
 
     format: Format = "safetensors"
     metadata = None
+    rounds = False  # matrices that a CPU rounds to integers are read so
 
     def __init__(self, file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> None:
         self.file, self.path = file, file.path
@@ -146,7 +150,8 @@ class QuantizedCheckpoint:
         """Name the storage of most values, and of those that no kernel multiplies as they are."""
         sizes: Counter[str] = Counter()
         for matrix in self.matrices.values():
-            sizes[matrix.kind if matrix.is_packed else f"{matrix.kind} as {self.wide}"] += prod(matrix.shape)
+            held = "" if matrix.is_packed else f" as {'int8' if matrix.is_rounded else self.wide}"
+            sizes[matrix.kind + held] += prod(matrix.shape)
         kinds = ", ".join(kind for kind, _ in sizes.most_common())
         return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
 
@@ -175,8 +180,10 @@ class QuantizedCheckpoint:
     def read_ggml(self, name: str) -> None:
         return None
 
-    def read_coded(self, name: str) -> Coded | None:
+    def read_coded(self, name: str) -> Stored | None:
         """Return a matrix in its codes; None if it has none that a packed format holds."""
+        if self.rounds and name in self.matrices and self.matrices[name].is_rounded:
+            return quantize(self.tensor(name).flatten(0, -2), "int8")
         if not self.is_packed(name):
             return None
         found = self.matrices[name].read()
@@ -187,3 +194,19 @@ class QuantizedCheckpoint:
 
     def close(self) -> None:
         self.file.close()
+
+
+def round_floats(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint with its matrices of 8-bit floats, and others that no packed format holds, as integers of
+    8 bits with a scale for each 32 values."""
+    if not isinstance(checkpoint, QuantizedCheckpoint):
+        return checkpoint
+    rounded = copy(checkpoint)
+    rounded.rounds = True
+    return rounded
+
+
+def is_rounded(checkpoint: Checkpoint, name: str) -> bool:
+    """Return True if a CPU multiplies the tensor as rounded integers."""
+    matrices = checkpoint.matrices if isinstance(checkpoint, QuantizedCheckpoint) else {}
+    return name in matrices and matrices[name].is_rounded

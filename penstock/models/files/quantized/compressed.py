@@ -21,7 +21,7 @@ from penstock.models.files.quantized.matrix import (
     sort_groups,
 )
 from penstock.models.files.quantized.sparse import SparseScale, find_sparse
-from penstock.quant.bits import mxfp4_scale, unpack_nibbles, unpack_words, widen_fp8, widen_nvfp4
+from penstock.quant.bits import mxfp4_scale, unpack_nibbles, unpack_words, widen_fp8
 from penstock.quant.coded import Coded
 
 MAX_GROUPS = 1 << 12
@@ -241,10 +241,11 @@ def _find_fp4(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
     divisor = parts.check(parts.need(f"{module}.weight_global_scale", packed), "float32", (1,), ())
     used = (packed.name, scale.name, divisor.name)
 
-    def read_nv() -> Tensor:
-        return widen_nvfp4(parts.read(packed), parts.read(scale), parts.read(divisor).reshape(1, 1))
+    def read_nv() -> Coded:
+        scales = parts.read(scale).float() / parts.read(divisor).reshape(1, 1).float()
+        return Coded(unpack_nibbles(parts.read(packed)), scales / 2, NVFP4_GROUP, bits=4, levels="FP4")
 
-    return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, is_packed=False)
+    return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, width % MXFP4_GROUP == 0)
 
 
 def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
@@ -258,7 +259,7 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
     used = tuple(part.name for part in (weight, scale, zero, order) if part is not None)
     if is_float:
         read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
-        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False)
+        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False, is_rounded=True)
     group = args.inputs_per_scale(shape[1])
     middle = 128
 

@@ -67,7 +67,9 @@ def _find(parts: Parts, module: str, weight: PartHeader, block: tuple[int, int] 
     def read() -> Tensor:
         return widen_fp8(parts.read(weight), parts.read(scale), block)
 
-    return QuantizedMatrix(weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False)
+    return QuantizedMatrix(
+        weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False, is_rounded=True
+    )
 
 
 def find_mxfp4(parts: Parts, c: Config) -> list[QuantizedMatrix]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.models.config import Config
-from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, name_group
+from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, fits_kernel, name_group
+from penstock.quant.coded import Coded
 
 MAX_GROUP = 1 << 20
 PACKINGS = {"8bit_u8": 8, "4bit_u8": 4, "3bit_32": 3, "2bit_u8": 2, "1bit_u8": 1}
@@ -51,13 +52,20 @@ def _find(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
     scale = parts.check(parts.need(f"{module}.scale", packed), FLOATS, entries)
     zero = parts.check(parts.need(f"{module}.zero", packed), FLOATS, entries)
 
-    def read() -> Tensor:
-        codes = _unpack(parts.read(packed), bits, fields)[:rows].float()
-        return ((codes - parts.read(zero).float()) * parts.read(scale).float()).reshape(num_out, width)
+    whole = axis == 1 and width % group == 0  # an output has groups of its own
+
+    def read() -> Coded | Tensor:
+        codes = _unpack(parts.read(packed), bits, fields)[:rows]
+        zeros, scales = parts.read(zero).float(), parts.read(scale)
+        if not whole:
+            return ((codes.float() - zeros) * scales.float()).reshape(num_out, width)
+        scales, zeros = scales.view(num_out, -1), zeros.view(num_out, -1)
+        return Coded(codes.to(torch.uint8).view(num_out, width), scales, group, zeros, bits)
 
     kind = name_group(bits, group, width)
     used = (packed.name, scale.name, zero.name, listed.name)
-    return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, used, read, is_packed=False)
+    packs = whole and bits <= 4 and fits_kernel(group, width)
+    return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, used, read, packs, not packs)
 
 
 def _read_number(parts: Parts, module: str, name: str, of: PartHeader) -> int:

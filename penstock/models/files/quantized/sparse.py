@@ -72,4 +72,4 @@ def _find(parts: Parts, module: str, kept: PartHeader, find_scale: FindScale) ->
     used = (kept.name, bitmask.name, listed.name, *([] if scale is None else [scale.part.name]))
     kind = {"int8": "int8 2:4", "float8_e4m3fn": "fp8 2:4"}.get(kept.dtype, f"{kept.dtype} 2:4")
     packs = kept.dtype == "int8" and scale is not None and fits_kernel(scale.group, shape[1])
-    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, is_packed=packs)
+    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, packs, kept.dtype == "float8_e4m3fn")

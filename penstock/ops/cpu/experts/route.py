@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from penstock.ops.cpu.runtime.library import Kernel, as_rows, check_float32, pointer
-from penstock.ops.experts.combine import combine
+from penstock.ops.experts.combine import combine, weigh
 from penstock.ops.experts.route import SCORES, RouterRule, route
 
 _route_kernel = Kernel("route", "pnnnpniifnnnfpp")
+_weigh_kernel = Kernel("weigh", "pnnnnpp")
 _combine_kernel = Kernel("combine", "pnnnppnppnp")
 
 
@@ -30,15 +31,34 @@ def _route(logits: Tensor, bias: Tensor | None, rule: RouterRule) -> tuple[Tenso
     return ids, weights
 
 
+def _check_weights(weights: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if weights.shape != shape:
+        raise ValueError(f"weights {tuple(weights.shape)} are not of the shape {shape}")
+    return check_float32("weights", weights).contiguous()
+
+
+@weigh.impl("cpu", exact=True)
+def _weigh(x: Tensor, weights: Tensor) -> Tensor:
+    x = as_rows("x", x)
+    num_rows, width = x.shape
+    weights = _check_weights(weights, (num_rows, weights.shape[1]))
+    out = torch.empty(num_rows, weights.shape[1], width)
+    _weigh_kernel(x.data_ptr(), x.stride(0), num_rows, weights.shape[1], width, weights.data_ptr(), out.data_ptr())
+    return out
+
+
 @combine.impl("cpu", exact=True)
 def _combine(
-    y: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None, residual: Tensor | None = None
+    y: Tensor,
+    weights: Tensor | None,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    y, weights = check_float32("y", y).contiguous(), check_float32("weights", weights).contiguous()
+    y = check_float32("y", y).contiguous()
     num_rows, num_chosen, width = y.shape
     out = torch.empty(num_rows, width)
-    if weights.shape != (num_rows, num_chosen):
-        raise ValueError(f"weights {tuple(weights.shape)} are not those of y {tuple(y.shape)}")
+    weights = None if weights is None else _check_weights(weights, (num_rows, num_chosen))
     added = [None if each is None else as_rows("an addend", each) for each in (shared, residual)]
     for each in added:
         if each is not None and each.shape != out.shape:
@@ -49,6 +69,6 @@ def _combine(
             raise ValueError(f"gate has the shape {tuple(gate.shape)}, not ({num_rows}, 1)")
     first, second = ((pointer(each), 0 if each is None else each.stride(0)) for each in added)
     _combine_kernel(
-        y.data_ptr(), num_rows, num_chosen, width, weights.data_ptr(), *first, pointer(gate), *second, out.data_ptr()
+        y.data_ptr(), num_rows, num_chosen, width, pointer(weights), *first, pointer(gate), *second, out.data_ptr()
     )
     return out

@@ -258,7 +258,7 @@ def _body(
     work: Work | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    if not can_read(k_cache, v_cache, k_scale):
+    if window < 0 or not can_read(k_cache, v_cache, k_scale):  # chunks are read on a CPU only
         beside = (scale, window, softcap, alibi, k_scale, v_scale, None, sinks)
         return attention.reference(q, k_cache, v_cache, table, query_start, lengths, *beside)
     q = compact_heads(q)

@@ -301,8 +301,8 @@ def _body(
 ) -> Tensor:
     """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries. More than
     one KV split of `work` are enough for the longest sequence (`count_splits`)."""
-    if not can_read(k_cache, v_cache, k_scale):
-        raise ValueError("deterministic attention on a GPU needs keys as [N, K, P, D] without int8 scales")
+    if window < 0 or not can_read(k_cache, v_cache, k_scale):
+        raise ValueError("deterministic attention on a GPU needs keys as [N, K, P, D], no int8 scales, no chunks")
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:

@@ -57,9 +57,14 @@ def _as_rows(x: Tensor | None) -> tuple[Tensor | None, int]:
 
 @combine.impl("cuda", exact=True)
 def _body(
-    y: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None, residual: Tensor | None = None
+    y: Tensor,
+    weights: Tensor | None,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     num_rows, num_chosen, width = y.shape
+    weights = torch.ones(y.shape[:2], device=y.device) if weights is None else weights
     out = torch.empty((num_rows, width), dtype=y.dtype, device=y.device)
     if out.numel():
         (shared, shared_row), (residual, residual_row) = _as_rows(shared), _as_rows(residual)

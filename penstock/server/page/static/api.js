@@ -3,6 +3,7 @@
 import { keys } from "./keys.js";
 import { readEvents } from "./sse.js";
 
+// the admin's alone; of the other admin/… a tenant sees its part, and the admin all
 const ADMIN_PATHS = /^(admin\/(?!requests\/)|metrics$|api\/(pull|delete)$)/;
 const BASE = new URL(".", document.baseURI); // the page may be served below another path
 
@@ -17,7 +18,7 @@ export class ApiError extends Error {
 /** Send a request; asks for a key when the server wants one, unless `asks` is false. `signal` aborts. Resolves with the Response. */
 export async function send(path, { method = "GET", body, signal, headers = {}, asks = true } = {}) {
   for (;;) {
-    const isAdmin = ADMIN_PATHS.test(path);
+    const isAdmin = ADMIN_PATHS.test(path) || (path.startsWith("admin/") && keys.get("admin") !== "");
     const key = (isAdmin && keys.get("admin")) || keys.get("api") || keys.get("admin");
     const response = await reach(path, {
       method, signal, cache: "no-store", redirect: "error",

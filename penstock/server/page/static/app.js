@@ -50,7 +50,8 @@ async function show() {
     if (turn !== numMounts) mounted.unmount?.();
   } catch (error) {
     console.error(error);
-    fill(element, h("p", { class: "notice", text: `This view could not be shown: ${error.message}` }));
+    fill(element, h("div", { class: "notice" }, h("p", { text: `This view could not be shown: ${error.message}. Is the server running?` }),
+      h("button", { type: "button", text: "Load the page again", on: { click: () => location.reload() } })));
   }
 }
 
@@ -74,4 +75,5 @@ function makeBar() {
 applyTheme();
 makeBar();
 addEventListener("hashchange", show);
-show();
+await show();
+for (const view of VIEWS) view.load().catch(() => {}); // a server that has died since could not send them

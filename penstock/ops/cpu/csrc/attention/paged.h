@@ -41,7 +41,7 @@ struct Call {
     const int32_t *query_start, *lengths;
     int64_t num_sequences, num_heads;
     Rule rule;
-    int64_t window;
+    int64_t window;  // positions seen; negative: the size of chunks, of which a token sees its own; 0: all
     const float *alibi, *sinks;
     float* out;
     const Tail* tail;  // null: positions are places
@@ -56,7 +56,9 @@ struct Call {
         return tail && tail->begins[sequence] < lengths[sequence] ? tail->begins[sequence] / kChunk : INT32_MAX;
     }
     int64_t first_of(int64_t sequence, int64_t token) const {  // the first position the token sees
-        return window > 0 ? max(0, position_of(sequence, token) - window + 1) : 0;
+        const int64_t position = position_of(sequence, token);
+        if (window < 0) return position - position % -window;
+        return window > 0 ? max(0, position - window + 1) : 0;
     }
     // True if 16 positions of keys, and 16 dimensions of values, always lie side by side.
     bool is_in_groups() const { return cache.block_size % kLanes == 0 && cache.head_size % kLanes == 0; }

@@ -130,16 +130,31 @@ KERNEL(route)(const float* logits, int64_t stride, int64_t num_rows, int64_t num
     return kDone;
 }
 
+KERNEL(weigh)(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_chosen, int64_t width,
+              const float* weights, float* out) {
+    using namespace penstock::PENSTOCK_PATH;
+    parallel_for(num_rows * num_chosen, width, [&](int64_t p) {
+        const float *from = x + p / num_chosen * x_stride, factor = weights[p];
+        float* to = out + p * width;
+        for (int64_t c = 0; c < width; c++) to[c] = from[c] * factor;
+    });
+    return kDone;
+}
+
 KERNEL(combine)(const float* y, int64_t num_rows, int64_t num_chosen, int64_t width, const float* weights,
                 const float* shared, int64_t shared_stride, const float* gate, const float* residual,
                 int64_t residual_stride, float* out) {
     using namespace penstock::PENSTOCK_PATH;
     parallel_for(num_rows, width * (num_chosen + 1), [&](int64_t row) {
-        const float *from = y + row * num_chosen * width, *factors = weights + row * num_chosen;
+        const float* from = y + row * num_chosen * width;
+        const auto factor = [&](int64_t k) { return weights == nullptr ? 1.0f : weights[row * num_chosen + k]; };
         float* to = out + row * width;
-        for (int64_t c = 0; c < width; c++) to[c] = from[c] * factors[0];
-        for (int64_t k = 1; k < num_chosen; k++)
-            for (int64_t c = 0; c < width; c++) to[c] = to[c] + from[k * width + c] * factors[k];
+        const float first = factor(0);
+        for (int64_t c = 0; c < width; c++) to[c] = from[c] * first;
+        for (int64_t k = 1; k < num_chosen; k++) {
+            const float next = factor(k);
+            for (int64_t c = 0; c < width; c++) to[c] = to[c] + from[k * width + c] * next;
+        }
         const float open = gate == nullptr ? 1.0f : sigmoid(gate[row]);
         if (shared != nullptr)
             for (int64_t c = 0; c < width; c++) to[c] = shared[row * shared_stride + c] * open + to[c];
@@ -150,4 +165,5 @@ KERNEL(combine)(const float* y, int64_t num_rows, int64_t num_chosen, int64_t wi
 }
 
 EXPORT(route)
+EXPORT(weigh)
 EXPORT(combine)

@@ -21,14 +21,18 @@ namespace PENSTOCK_PATH {
 constexpr int64_t kGroup = 32, kQuads = 8, kSuper = 8;  // inputs and quads of a group, groups of a super-scale
 constexpr int64_t kQuadBytes = 4 * kLanes;
 
-enum Level : int { kNone, kIQ4, kFP4, kNF4 };  // what codes select from
+enum Level : int { kNone, kIQ4, kFP4, kNF4, kIQ2, kIQ3XXS, kIQ3S, kIQ1, kBnbFP4 };  // what codes select from
+
+constexpr int level_bits(Level levels) {  // of levels as multiplied, moved up by the offset
+    return levels == kFP4 || levels == kIQ3S || levels == kIQ1 ? 5 : levels == kIQ3XXS ? 6 : 8;
+}
 
 template <int Bits, int Scales, int Offset, bool Minimum, bool Super, Level Levels>
 struct Format {
     static constexpr int kBits = Bits, kScales = Scales, kOffset = Offset;  // kScales: of one group, 1 or 2
     static constexpr bool kMinimum = Minimum, kSupers = Super, kZeros = false;
     static constexpr Level kLevels = Levels;
-    static constexpr int kCodeBits = Levels == kNone ? Bits : Levels == kFP4 ? 5 : 8;  // as multiplied
+    static constexpr int kCodeBits = Levels == kNone ? Bits : level_bits(Levels);  // as multiplied
     static constexpr int64_t kCodeBytes = kQuadBytes * (Bits == 8 ? 8 : 4);
     static constexpr int64_t kHighBytes = kQuadBytes * (Bits == 5 ? 1 : Bits == 6 ? 2 : 0);
     static constexpr int64_t kSetBytes = kLanes * (Super ? 1 : 2) * (Minimum ? 2 : 1);
@@ -37,11 +41,12 @@ struct Format {
     using Scale = f16;
 };
 
-// A scale of type T to a group, and maybe a zero; −scale · zero is its minimum.
-template <int Bits, int Offset, class T, bool Zeros, Level Levels = kNone>
-struct PlainFormat : Format<Bits, 1, Offset, Zeros, false, Levels> {
+// Scales of type T, and maybe a zero, whose minimum is −scale · zero, or a minimum of that type.
+template <int Bits, int Offset, class T, bool Zeros, Level Levels = kNone, int Scales = 1, bool Minimum = false>
+struct PlainFormat : Format<Bits, Scales, Offset, Zeros || Minimum, false, Levels> {
     static constexpr bool kZeros = Zeros;
-    static constexpr int64_t kSetBytes = kLanes * (int64_t(sizeof(T)) + Zeros), kScaleBytes = kSetBytes;
+    static constexpr int64_t kSetBytes = kLanes * (int64_t(sizeof(T)) * (Minimum ? 2 : 1) + Zeros);
+    static constexpr int64_t kScaleBytes = kSetBytes * Scales;
     using Scale = T;
 };
 
@@ -67,18 +72,32 @@ int32_t with_format(int32_t number, const Body& body) {
         case 15: return body(PlainFormat<8, 128, float, true>());
         case 16: return body(PlainFormat<4, 12, f16, false, kFP4>());
         case 17: return body(PlainFormat<4, 128, float, false, kNF4>());
+        case 18: return body(Format<4, 2, 128, false, true, kIQ2>());
+        case 19: return body(Format<4, 2, 31, false, true, kIQ3XXS>());
+        case 20: return body(Format<4, 1, 15, false, true, kIQ3S>());
+        case 21: return body(Format<4, 2, 9, false, true, kIQ1>());
+        case 22: return body(PlainFormat<4, 12, float, false, kFP4, 2>());
+        case 23: return body(PlainFormat<4, 128, float, false, kBnbFP4>());
+        case 24: return body(PlainFormat<4, 0, float, false, kNone, 1, true>());
         default: return kBadIndex;
     }
 }
 
-// The levels as multiplied, moved up by the format's offset: of IQ4, of FP4 doubled, of NF4 times kNF4Steps, rounded.
-alignas(16) constexpr uint8_t kLevelCodes[4][16] = {
+// The levels as multiplied, moved up by the format's offset. Those of NF4 and bitsandbytes' FP4 are rounded.
+alignas(16) constexpr uint8_t kLevelCodes[9][16] = {
     {},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
     {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
-    {5, 42, 63, 79, 93, 105, 117, 128, 138, 148, 158, 170, 182, 197, 217, 251}};
+    {5, 42, 63, 79, 93, 105, 117, 128, 138, 148, 158, 170, 182, 197, 217, 251},
+    {136, 153, 171, 128, 128, 128, 128, 128, 120, 103, 85, 128, 128, 128, 128, 128},
+    {33, 37, 41, 45, 49, 53, 57, 62, 29, 25, 21, 17, 13, 9, 5, 0},
+    {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0},
+    {2, 10, 18, 9, 9, 9, 9, 9, 0, 8, 16, 9, 9, 9, 9, 9},
+    {128, 129, 208, 248, 168, 188, 148, 158, 128, 127, 48, 8, 88, 68, 108, 98}};
 
-constexpr float kNF4Steps = 123.25f;  // of all steps up to 127, the one with the smallest error: 0.0029
+// Steps of a scale, of levels as multiplied: of NF4 the number up to 127 with the smallest error, 0.0029; of
+// bitsandbytes' FP4 the one that leaves all but the smallest level exact.
+constexpr float kLevelSteps[9] = {1.0f, 1.0f, 1.0f, 123.25f, 8.0f, 2.0f, 1.0f, 8.0f, 120.0f};
 constexpr float kNF4Levels[16] = {-1.0f,
                                   -0.6961928009986877f,
                                   -0.5250730514526367f,
@@ -95,6 +114,8 @@ constexpr float kNF4Levels[16] = {-1.0f,
                                   0.5626170039176941f,
                                   0.7229568362236023f,
                                   1.0f};
+constexpr float kBnbFP4Levels[8] = {0.0f, 0.005208333333f, 0.66666667f, 1.0f, 0.33333333f,
+                                    0.5f, 0.16666667f,     0.25f};  // then the same with a minus
 
 struct Planes {
     const uint8_t *codes, *high, *scales, *supers;
@@ -156,8 +177,8 @@ inline void load_scales(const Panel<F>& panel, int64_t group, int set, int part,
 template <class F>
 inline void load_level_scales(const Panel<F>& panel, int64_t group, int set, int part, Vec (&to)[kParts]) {
     load_scales(panel, group, set, part, to);
-    if constexpr (F::kLevels == kNF4)
-        for (int i = 0; i < kParts; i++) to[i] = to[i] * broadcast(1.0f / kNF4Steps);
+    if constexpr (kLevelSteps[F::kLevels] != 1.0f)
+        for (int i = 0; i < kParts; i++) to[i] = to[i] * broadcast(1.0f / kLevelSteps[F::kLevels]);
 }
 
 // Reads one code, less the offset, or its level; for loops that need no speed.
@@ -170,8 +191,9 @@ inline float code_at(const Panel<F>& panel, int64_t group, int64_t quad, int64_t
     if constexpr (F::kBits == 5) code |= (high[byte] >> quad & 1) << 4;
     if constexpr (F::kBits == 6) code |= (high[quad / 4 * kQuadBytes + byte] >> (quad % 4 * 2) & 3) << 4;
     if constexpr (F::kLevels == kNF4) return kNF4Levels[code];
+    if constexpr (F::kLevels == kBnbFP4) return code < 8 ? kBnbFP4Levels[code] : -kBnbFP4Levels[code - 8];
     if constexpr (F::kLevels != kNone) code = kLevelCodes[F::kLevels][code];
-    return float(int(code) - F::kOffset);
+    return float(int(code) - F::kOffset) * (1.0f / kLevelSteps[F::kLevels]);  // an integer, or exact eighths
 }
 
 // One output's weights of a set, from its scale and its zero or minimum.

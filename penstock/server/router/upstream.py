@@ -1,0 +1,128 @@
+"""An upstream server: its health by heartbeat, its load, and the prompts it was sent lately."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import Counter
+
+import msgspec
+
+from penstock.server.engines.prefixes import SentPrefixes
+from penstock.server.router.http_client import Address, Headers, UpstreamClient, UpstreamFailed
+
+log = logging.getLogger("penstock.router")
+MAX_KNOWN_PARTS = 1 << 16  # of prompts, per server: a few MB
+MAX_PROBE_BYTES = 4 << 20
+MODELS_EVERY = 10  # heartbeats
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class Upstream:
+    """One server. `is_ready` follows the heartbeat."""
+
+    def __init__(self, number: int, address: Address, context: ssl.SSLContext | None, headers: Headers) -> None:
+        self.number, self.address = number, address
+        self.client = UpstreamClient(address, context)
+        self.prefixes = SentPrefixes(MAX_KNOWN_PARTS)
+        self.models: frozenset[str] | None = None  # None: it does not tell
+        self.state = "not asked yet"
+        self.is_ready = self.is_drained = False
+        self.work = 0  # bytes of prompts and answers under way, as estimated
+        self.num_running = 0
+        self.num_deaths = 0
+        self.responses: Counter[int] = Counter()  # by status
+        self._headers = headers
+        self._has_health = True
+        self._is_closed = False
+        self._num_beats = 0
+
+    @property
+    def name(self) -> str:
+        return self.address.url
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.is_ready and not self.is_drained
+
+    def serves(self, model: str | None) -> bool:
+        return model is None or self.models is None or model in self.models
+
+    def refuse(self, why: str) -> None:
+        """Send nothing new until a heartbeat says that it is ready."""
+        self._set_state(False, why)
+
+    def die(self, why: str) -> None:
+        """Count a response that broke off, or a request that was not answered."""
+        self.num_deaths += 1
+        self._set_state(False, why)
+
+    async def watch(self, every_s: float, hang_s: float) -> None:
+        """Check its health until it is closed."""
+        while not self._is_closed:
+            await self.check(hang_s)
+            await asyncio.sleep(every_s)
+
+    async def check(self, hang_s: float) -> None:
+        """Check its health once."""
+        try:
+            status, body = await asyncio.wait_for(
+                self._ask("/health/ready" if self._has_health else "/v1/models"), hang_s
+            )
+            if status in (404, 405) and self._has_health:
+                self._has_health = False
+                return await self.check(hang_s)
+        except asyncio.TimeoutError:
+            self._set_state(False, f"no answer to a health check in {hang_s:g} s")
+            self.client.break_all()
+            return
+        except UpstreamFailed as error:
+            self._set_state(False, str(error))
+            return
+        if status != 200:
+            return self._set_state(False, f"its health check says {status}")
+        if not self._has_health:
+            self._read_models(body)
+        elif self._num_beats % MODELS_EVERY == 0 or not self.is_ready:
+            with contextlib.suppress(UpstreamFailed, asyncio.TimeoutError):
+                listed, body = await asyncio.wait_for(self._ask("/v1/models"), hang_s)
+                if listed == 200:
+                    self._read_models(body)
+        self._num_beats += 1
+        self._set_state(True, "ready")
+
+    def close(self) -> None:
+        """End `watch`; before Python 3.12 a cancelled wait may go on."""
+        self._is_closed = True
+        self.client.break_all()
+
+    def forget_models(self) -> None:
+        """Have the next heartbeat ask for them."""
+        self._num_beats = 0
+
+    async def _ask(self, path: str) -> tuple[int, bytes]:
+        response = await self.client.send("GET", path.encode(), self._headers)
+        try:
+            return response.status, await response.read(MAX_PROBE_BYTES)
+        finally:
+            response.close()
+
+    def _read_models(self, body: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            self.models = frozenset(card.id for card in msgspec.json.decode(body, type=_Models).data)
+
+    def _set_state(self, is_ready: bool, state: str) -> None:
+        if is_ready != self.is_ready:
+            (log.info if is_ready else log.warning)("%s: %s", self.name, state)
+            if is_ready:
+                self.client.close()  # connections of before
+        self.is_ready, self.state = is_ready, state
