@@ -24,7 +24,7 @@ from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.speculation import parse_speculation
 from penstock.draft.drafter import Drafter
-from penstock.draft.drafters import Drafters, make_drafters
+from penstock.draft.drafters import make_drafters
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
 from penstock.engine.scheduling.prompt_cap import PromptCap
@@ -43,7 +43,6 @@ from penstock.passes.outline import count_packed_bytes
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory
-from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.open import open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template
@@ -53,8 +52,6 @@ from penstock.types import Applied
 if TYPE_CHECKING:
     from penstock.runner.compile.ahead import AheadCompiler
     from penstock.runner.cuda.decode_graphs import DecodeGraphs
-    from penstock.runner.cuda.encoder import EncoderRunner
-    from penstock.runner.cuda.runner import CudaRunner
 
 Progress = Callable[[int, int], None]
 Made = TypeVar("Made")
@@ -368,7 +365,9 @@ def start_engine(
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters, store, bank)
+    from penstock.runner.cuda.make import make_runner
+
+    runner = make_runner(model, memory, settings, grammars, drafters, store, bank)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -379,27 +378,6 @@ def start_engine(
 def _prompt_cap(settings: Resolved) -> PromptCap | None:
     aims_s = (None if aim is None else aim / 1e3 for aim in (settings.tpot_slo_ms, settings.ttft_slo_ms))
     return PromptCap(*aims_s) if settings.caps_prompts else None
-
-
-def _gpu_runner(
-    model: Decoder | Encoder,
-    memory: BlockMemory,
-    settings: Resolved,
-    grammars: GrammarCompiler | None,
-    drafters: Drafters | None,
-    store: BlockStore | None,
-    bank: LoraBank | None,
-) -> CudaRunner | EncoderRunner:
-    from penstock.runner.cuda.encoder import EncoderRunner
-    from penstock.runner.cuda.runner import CudaRunner
-
-    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
-    if isinstance(model, Encoder):
-        return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    eager, deterministic = settings.enforce_eager, settings.deterministic
-    runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
-    runner.store, runner.loras = store, bank
-    return runner
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
