@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
+from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
@@ -23,6 +24,7 @@ INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value:
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
+LORA_SHARE = 8  # of the free memory, one part for adapters
 AUTO_KV_DTYPE = "float16"
 
 
@@ -64,6 +66,7 @@ class Facts:
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
+    num_layers: int = 1
     num_replicas: int = 1  # engines that share the machine
 
     @property
@@ -89,10 +92,10 @@ class Resolved(EngineConfig):
     max_num_batched_tokens: int
     kv_cache_tokens: int
     threads: int
-    max_cpu_loras: int
     settings: tuple[Setting, ...]
     caps_prompts: bool = False  # beside decode rows, by measured step costs
     keeps_packed: bool = False  # quantized matrices stay as the checkpoint codes them
+    lora_bytes: int = 0  # of memory for adapters, where max_cpu_loras is None
 
     def __post_init__(self) -> None:
         """The options were checked as the user gave them."""
@@ -185,6 +188,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         raise InvalidConfig(f"device=cuda needs {facts.gpu.lacks}, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
+    if count_ranks(config) > 1:
+        return "cpu", ON_CPUS
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
     if facts.gpu.lacks:
@@ -282,11 +287,19 @@ def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str
             f"enable_lora=True with an embedding model needs a CPU, and this is {gpu.name}: set device=cpu, or merge "
             "the adapter into the model (penstock merge)"
         )
-    return {} if config.max_cpu_loras else {"max_cpu_loras": (config.max_loras, "as many as in one step")}
+    if not config.enable_lora or config.max_cpu_loras:
+        return {}
+    room = f"as many as fit in {_lora_bytes(facts) / GIB:.2g} GiB, an eighth of the free memory"
+    return {"max_cpu_loras": (None, room)}
+
+
+def _lora_bytes(facts: Facts) -> int:
+    return facts.free_memory_bytes // LORA_SHARE
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
     for name in ("kv_cache_dtype", "quantization"):
@@ -320,8 +333,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             if facts.whole_prompts
             else (least, reason)
         )
-    if config.threads is None:
-        derived["threads"] = facts.num_threads, f"the cores this process may use{_name_replicas(facts)}"
+    derived |= ranks
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (
             (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")
@@ -344,7 +356,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(**values, settings=settings, caps_prompts=caps_prompts)
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=_lora_bytes(facts))
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:

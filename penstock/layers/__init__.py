@@ -25,6 +25,7 @@ from penstock.layers.latent import HeadLinear, HeadProduct, LatentAttention, Lat
 from penstock.layers.linear import Linear, Stack
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
+from penstock.layers.received import Received
 from penstock.layers.recurrent import CausalConv, Mamba2, StateSpace
 from penstock.layers.rope import RopeTable
 from penstock.layers.step import Ends, StepInputs
@@ -60,6 +61,7 @@ __all__ = [
     "OutputNormBlock",
     "ParallelBlock",
     "PostNormBlock",
+    "Received",
     "RmsNorm",
     "RopeTable",
     "Router",

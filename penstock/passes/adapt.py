@@ -243,13 +243,14 @@ class AdaptedHead(layers.Head):
 class Adapt:
     """Finish blocks as `lower` does, and give each a second form for steps in which some row has an adapter."""
 
-    def __init__(self, lower: Lower, table: LoraTable) -> None:
+    def __init__(self, lower: Lower, table: LoraTable, first: int = 0) -> None:
+        """`first`: the layer that the first block is."""
         self.lower, self.table, self.ops = lower, table, lower.ops
-        self._num_blocks = 0
+        self._next = first
 
     def __call__(self, block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:
         lowered = self._finish(block, is_last)
-        index, self._num_blocks = self._num_blocks, self._num_blocks + 1
+        index, self._next = self._next, self._next + 1
         for described, part in zip(parts_of(self.table.spec.layers[index]), (block.mixer, block.ffn)):
             if part is None or isinstance(part, layers.Experts):
                 continue
@@ -275,12 +276,14 @@ class Adapt:
 
     def finish(self, model: Decoder | Encoder) -> None:
         """Adapt what is outside the blocks."""
-        tokens = model.embedding.tokens
-        project = model.embedding.project
-        if project is not None:
-            weights = self.table.make(PROJECT, project.scheme.num_out, project.scheme.num_in)
-            model.embedding.project = AdaptedLinear(project, AddLora(self.ops, weights))
-        model.embedding = AdaptedEmbedding(model.embedding, self.table.make(EMBEDDING, tokens.num_in, tokens.num_out))
-        if isinstance(model, Decoder):
+        embedding: Any = model.embedding  # `Received` on a later pipeline stage
+        if isinstance(embedding, layers.Embedding):
+            project, tokens = embedding.project, embedding.tokens
+            if project is not None:
+                weights = self.table.make(PROJECT, project.scheme.num_out, project.scheme.num_in)
+                embedding.project = AdaptedLinear(project, AddLora(self.ops, weights))
+            weights = self.table.make(EMBEDDING, tokens.num_in, tokens.num_out)
+            model.embedding = AdaptedEmbedding(embedding, weights)
+        if isinstance(model, Decoder) and isinstance(model.head, layers.Head):
             rows = model.head.rows
             model.head = AdaptedHead(model.head, self.table.make(HEAD, rows.num_out, rows.num_in))

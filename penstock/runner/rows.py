@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from penstock.draft.drafters import FAILED, Drafters, RowDrafts
-from penstock.engine.plan import Admission, Plan, Row, RowResult
+from penstock.engine.plan import Admission, Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops import AdapterRows
 from penstock.sampling.grammar.compiler import GrammarCompiler
@@ -182,3 +182,21 @@ def make_embedding(values: torch.Tensor) -> RowResult:
     if not values.isfinite().all():
         return RowResult(error="the embedding contains NaN or infinity: the model's weights or arithmetic are damaged")
     return RowResult(embedding=tuple(values.tolist()))
+
+
+def find_wanted(plan: Plan) -> tuple[list[int], list[int]]:
+    """Find where each row's tokens end in the step, and the tokens whose logits are wanted, drafts included."""
+    ends: list[int] = []
+    at: list[int] = []
+    end = 0
+    for row in plan.rows:
+        end += row.count
+        ends.append(end)
+        if row.output is Output.SAMPLE:
+            at += range(end - 1 - len(row.draft), end)
+    return ends, at
+
+
+def list_owners(plan: Plan) -> list[int]:
+    """For each wanted row of logits, its sequence's index."""
+    return [s for s, row in enumerate(plan.rows) if row.output is Output.SAMPLE for _ in range(1 + len(row.draft))]

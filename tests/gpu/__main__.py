@@ -42,6 +42,7 @@ def load() -> dict[str, object]:
         ints,
         large,
         memory,
+        meshes,
         operations,
         processors,
         roads,

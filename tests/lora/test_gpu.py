@@ -46,7 +46,7 @@ def like_a_gpu(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> LLM:
     def make_table(spec: Any, settings: Any, device: torch.device) -> StackTable:
         return StackTable(spec, settings.max_loras, settings.max_lora_rank, torch.float32, device)
 
-    monkeypatch.setattr(assemble, "_make_lora_table", make_table)
+    monkeypatch.setattr(assemble, "make_table", make_table)
     llm = LLM(lab.base, **OPTIONS)
     theirs = runner(llm.service)
     theirs.model.ops.exact = True

@@ -158,3 +158,18 @@ def test_async_llm_removes(lab: Lab) -> None:
             assert await llm.list_loras() == {1} and await llm.remove_lora(lab.lora(0)) and not await llm.list_loras()
 
     asyncio.run(run())
+
+
+def test_fields_of_vllm() -> None:
+    """By place or by name, and the older name of the path."""
+    one = LoRARequest("mine", 3, "/a")
+    assert one == LoRARequest(lora_name="mine", lora_int_id=3, lora_local_path="/a", base_model_name="base")
+    assert one.lora_local_path == one.path == "/a" and hash(one) == hash(LoRARequest("mine", 3, lora_path="/a"))
+    for said, fields in (
+        ("lora_local_path='/b'", dict(lora_path="/a", lora_local_path="/b")),
+        ("long_lora_max_len=8192", dict(lora_path="/a", long_lora_max_len=8192)),
+        ("lora_path=''", {}),
+        ("lora_int_id=0", dict(lora_path="/a", lora_int_id=0)),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            LoRARequest(**{"lora_name": "mine", "lora_int_id": 3, **fields})  # type: ignore[arg-type]

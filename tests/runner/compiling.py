@@ -19,7 +19,8 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from penstock import LLM, SamplingParams
-from penstock.api.assemble import META, _load, _make_lora_table, _resolve_settings, outline
+from penstock.api.assemble import _resolve_settings, make_table, outline
+from penstock.api.engine.load import META, load_weights
 from penstock.cache.group import LAYOUTS, group_layers
 from penstock.config import EngineConfig, Resolved
 from penstock.models.spec import ModelSpec, spec_from_config
@@ -176,7 +177,7 @@ def stand_in() -> list[str]:
 def engine(folder: str) -> None:
     spec, settings = described(folder)
     llm: LLM = dummy(folder, kv_cache_tokens=32768, **{name: OPTIONS[name] for name in SIZES})
-    model: Any = _load(None, spec, settings, META, loras=_make_lora_table(spec, settings, META))
+    model: Any = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
     missed = stand_in()
     materialized(model)
     grouping = group_layers(spec.states(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)

@@ -28,17 +28,24 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-ALIASES = {"data_parallel_size": ("-dp",)}  # vLLM's short flags
+ALIASES = {  # vLLM's short flags
+    "data_parallel_size": ("-dp",),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+}
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
 STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE)  # engine options of `serve` alone, and in its help
+MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "distributed_secret_file")
+RARE = ("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca", "ray_placement")  # in no help
+RANKS = (*("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),)
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE, *MACHINES)  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
     """Add a flag for every engine option but those of servers. The command gets those the user set as
     `options: dict[str, Any]`."""
-    return config_options(EngineConfig, "options", *left_out, *SERVING)
+    return config_options(EngineConfig, "options", *left_out, *SERVING, *RARE)
 
 
 def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Run], Run]:
@@ -91,7 +98,8 @@ def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
     is_engine = config is EngineConfig
     return [
-        _flag(option, kinds[option.name], hidden and option.name not in SERVING, is_engine) for option in fields(config)
+        _flag(option, kinds[option.name], hidden and option.name not in (*SERVING, *RANKS), is_engine)
+        for option in fields(config)
     ]
 
 
