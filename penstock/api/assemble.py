@@ -17,7 +17,7 @@ from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
-from penstock.api.engine.load import META, Progress, load_weights
+from penstock.api.engine.load import DTYPES, META, Progress, load_weights
 from penstock.api.engine.start import EngineOrigin, make_memory, start_engine
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.api.model_files import call_aside, find_model, load_in_sandbox, make_grammars
@@ -32,7 +32,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
-from penstock.passes.adapt import LoraTable
+from penstock.passes.adapt import LoraTable, make_lora_table
 from penstock.passes.outline import count_packed_bytes
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template
@@ -126,7 +126,7 @@ def assemble(
             tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
-            loras = LoraTable(own, settings.max_loras) if settings.enable_lora else None
+            loras = make_table(own, settings, torch.device(settings.device))
             loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras, mesh)
         finally:
             if checkpoint:
@@ -220,6 +220,11 @@ def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint 
     return mark_idle(settings, idle)
 
 
+def make_table(spec: ModelSpec, settings: Resolved, device: torch.device) -> LoraTable | None:
+    slots = settings.max_loras, settings.max_lora_rank, DTYPES.get(settings.dtype), device
+    return make_lora_table(spec, *slots) if settings.enable_lora else None
+
+
 def _may_use_gpu(config: EngineConfig) -> bool:
     return config.device != "cpu" and torch.cuda.is_available()
 
@@ -291,7 +296,7 @@ def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
     """The steps of a GPU's engine on the meta device."""
     from penstock.runner.cuda.decode_graphs import make_decode_graphs
 
-    model = load_weights(None, spec, settings, META)
+    model = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
     assert isinstance(model, Decoder)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     seqs, memory = settings.max_num_seqs, make_memory(1, grouping, settings, META)

@@ -22,6 +22,7 @@ GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grow
 CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
+LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
 LORA_SHARE = 8  # of the free memory, one part for adapters
 AUTO_KV_DTYPE = "float16"
@@ -49,6 +50,7 @@ class GpuFacts:
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
     captured_tokens: int = 0  # of the largest step with prompts that is captured
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
+    lora_bytes: int = 0  # of an adapter of all linears, for each rank, at 16 bits
     kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
 
 
@@ -153,6 +155,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
         and room < wide * gpu.layer_bytes
     ):
         return 0
+    if config.enable_lora:
+        room -= wide * config.max_loras * -(-config.max_lora_rank // LORA_RANK_STEP) * LORA_RANK_STEP * gpu.lora_bytes
     captured = 0 if config.enforce_eager else min(tokens, gpu.captured_tokens)  # graphs have memory of their own
     left = room - wide * ((tokens + captured) * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
@@ -192,6 +196,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
+    if config.enable_lora:
+        return "cpu", "adapters have not been checked on a GPU"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
     if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
@@ -276,10 +282,10 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
 
 
 def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
-    if config.enable_lora and gpu is not None:
+    if config.enable_lora and gpu is not None and facts.whole_prompts:
         raise InvalidConfig(
-            f"enable_lora=True needs a CPU, and this is {gpu.name}: set device=cpu, or merge the adapter into the "
-            "model (penstock merge)"
+            f"enable_lora=True with an embedding model needs a CPU, and this is {gpu.name}: set device=cpu, or merge "
+            "the adapter into the model (penstock merge)"
         )
     if not config.enable_lora or config.max_cpu_loras:
         return {}
@@ -291,14 +297,32 @@ def _lora_bytes(facts: Facts) -> int:
     return facts.free_memory_bytes // LORA_SHARE
 
 
+def _require_cpu_formats(config: EngineConfig, why: str) -> None:
+    for name in ("kv_cache_dtype", "quantization"):
+        if getattr(config, name) == "fp8":
+            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({why}): set int8, or leave it out")
+
+
+def _require_memory(config: EngineConfig, facts: Facts) -> None:
+    """Refuse a store of blocks that is larger than the free memory."""
+    wanted = config.kv_offloading_size * facts.num_replicas
+    if wanted * GIB > facts.free_memory_bytes:
+        engines = f" for each of {facts.num_replicas} engines" if facts.num_replicas > 1 else ""
+        free = f"{facts.free_memory_bytes / GIB:.1f} GiB"
+        raise InvalidConfig(
+            f"kv_offloading_size={config.kv_offloading_size:g}{engines} is over the {free} that are free: lower it, or "
+            "keep blocks in files with kv_offloading_path"
+        )
+
+
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
-    for name in ("kv_cache_dtype", "quantization"):
-        if gpu is None and getattr(config, name) == "fp8":
-            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({device[1]}): set int8, or leave it out")
+    if gpu is None:
+        _require_cpu_formats(config, device[1])
+    _require_memory(config, facts)
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
     if config.max_num_seqs is None:

@@ -147,6 +147,7 @@ class LoraSlots:
     """`num_slots` sets of adapters run at once; `num_resident` adapters are in memory, or what fits in `max_bytes`."""
 
     def __init__(self, num_slots: int = 0, num_resident: int | None = 0, max_bytes: int = 0) -> None:
+        self.sums = True  # a set may have several
         self.memory = LoraMemory(num_resident, max_bytes)
         self.slots = [Slot(number) for number in range(num_slots)]
         self._by_key: dict[str, Slot] = {}
@@ -192,6 +193,11 @@ class LoraSlots:
         for use in loras:
             if not self.memory.knows(use.number):
                 raise InvalidRequest(f"adapter {use.name!r} is not loaded: load it first")
+        if len(loras) > 1 and not self.sums:
+            raise InvalidRequest(
+                f"{len(loras)} adapters in one request are summed on a CPU only, and this engine runs on a GPU: name "
+                "one, or set device=cpu"
+            )
         most = self.memory.num_resident
         if most is not None and len({use.number for use in loras}) > most:
             raise InvalidRequest(f"{len(loras)} adapters in one request are over max_cpu_loras={most}: name fewer")

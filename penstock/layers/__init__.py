@@ -21,7 +21,7 @@ from penstock.layers.embedding import Embedding
 from penstock.layers.experts import Experts, Router, WeighedInputExperts
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
-from penstock.layers.latent import HeadLinear, LatentAttention, LatentHead, LowRankQuery
+from penstock.layers.latent import HeadLinear, HeadProduct, LatentAttention, LatentHead, LowRankQuery
 from penstock.layers.linear import Linear, Stack
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
@@ -43,6 +43,7 @@ __all__ = [
     "GatedMlp",
     "Head",
     "HeadLinear",
+    "HeadProduct",
     "KvCache",
     "LatentAttention",
     "LatentCache",

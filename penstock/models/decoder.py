@@ -58,7 +58,7 @@ class Decoder:
             x = self.ops.gather(step.ends.at, x)
         return x if self.norm is None or not len(x) else self.norm(x)
 
-    def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Any = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32; `adapters` [M] are the slots of theirs."""
         return self.head(hidden if at is None else self.ops.gather(at, hidden), adapters)
 
@@ -131,6 +131,9 @@ class Build:
         scheme: Any = self.matrix(name)
         return layers.Stack(scheme, num_matrices)
 
+    def heads(self, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
+        return hold_heads(self.ops, weights)
+
     def optional(self, name: str, norm: Norm | None) -> layers.Norm | None:
         return None if norm is None else norm.build(self, name)
 
@@ -196,6 +199,11 @@ class Build:
 def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
     """Store a matrix in full precision, as the weight's device reads it best."""
     return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)
+
+
+def hold_heads(ops: OpTable, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
+    """Store a matrix for each head [H, O, C] as the weights' device reads them best."""
+    return layers.HeadLinear(ops, weights) if weights.is_cpu else layers.HeadProduct(ops, weights)
 
 
 def store_fp8(block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:

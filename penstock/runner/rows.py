@@ -13,6 +13,7 @@ import torch
 from penstock.draft.drafters import FAILED, Drafters, RowDrafts
 from penstock.engine.plan import Admission, Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
+from penstock.ops import AdapterRows
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampled, Sampler
@@ -164,9 +165,17 @@ def add_prompt_logprobs(
     num = state.request.sampling.prompt_logprobs or 0
     for first in range(0, len(targets), LOGIT_ROWS):
         part = targets[first : first + LOGIT_ROWS]
-        adapters = None if device.adapter < 0 else torch.full((len(part),), device.adapter, dtype=torch.int32)
-        logits = model.logits(hidden[first : first + len(part)], adapters=adapters)
+        some = hidden[first : first + len(part)]
+        logits = model.logits(some, adapters=_fill_adapters(some, device.adapter))
         result.prompt_logprobs += tuple(sampler.prompt_logprobs(logits, part, num))
+
+
+def _fill_adapters(hidden: torch.Tensor, slot: int) -> Any:
+    """Give all rows one slot; None if that is none."""
+    if slot < 0:
+        return None
+    slots = torch.full((len(hidden),), slot, dtype=torch.int32, device=hidden.device)
+    return slots if hidden.is_cpu else AdapterRows(slots)
 
 
 def make_embedding(values: torch.Tensor) -> RowResult:

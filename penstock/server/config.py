@@ -49,7 +49,7 @@ class ServerConfig:
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")
     admin_key_file: str | None = option(None, "file with the admin key")
-    router_key_file: str | None = option(None, "file with the key of penstock route, which may continue streams")
+    router_key_file: str | None = option(None, "file with the key of penstock route")
     public_prefix: tuple[str, ...] = option(
         (), "file with a system prompt whose KV cache all tenants share; repeatable"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,15 @@ def test_refused_where_it_is_off(lab: Lab) -> None:
     with make(lab, enable_lora=False) as llm, pytest.raises(InvalidRequest, match="--enable-lora"):
         llm.generate([PROMPT], PARAMS, lora_request=lab.lora(0))
     gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
-    with pytest.raises(InvalidConfig, match="enable_lora=True needs a CPU.*penstock merge"):
-        resolve(EngineConfig(device="cuda", enable_lora=True), Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
+    with pytest.raises(InvalidConfig, match="embedding model needs a CPU.*penstock merge"):
+        resolve(
+            EngineConfig(device="cuda", enable_lora=True), Facts(4096, 1024, 8 << 30, 2, gpu=gpu, whole_prompts=True)
+        )
+    facts = Facts(4096, 1024, 8 << 30, 2, gpu=replace(gpu, lora_bytes=1 << 20))
+    asked = [resolve(EngineConfig(device="cuda", enable_lora=one, max_loras=8), facts) for one in (False, True)]
+    fewer = asked[0].kv_cache_tokens - asked[1].kv_cache_tokens
+    assert fewer == 8 * 16 << 20 >> 10  # slots of rank 16, counted where the cache is sized
+    assert resolve(EngineConfig(enable_lora=True), facts).device == "cpu"
 
 
 def test_async_llm_removes(lab: Lab) -> None:

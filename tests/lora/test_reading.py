@@ -20,7 +20,7 @@ from penstock.models.lora.adapter import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.ops import LoraWeights, LowRank
 from penstock.ops.matmul.linear import unpack_panels
-from penstock.runner.cpu.loras import LoraBank, settle
+from penstock.runner.loras import LoraBank, settle
 from penstock.types import LoraUse
 from penstock.types.lora import MAX_SCALE
 from tests.lora import adapters

@@ -35,7 +35,7 @@ def test_adapters_reach_every_replica_and_its_successor(lab: Lab) -> None:
             while sum(one["state"] == "ready" for one in list_replicas(server)) < 2:
                 time.sleep(0.05)
         bad = {"lora_name": "two", "lora_path": "/nowhere"}
-        assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=bad, timeout=60).status_code == 400
+        assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=bad, timeout=60).status_code == 404
         assert httpx.post(f"{server.url}/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code == 200
         assert httpx.post(f"{server.url}/v1/completions", json={**ask, "model": "one"}).status_code == 404
 

@@ -25,8 +25,8 @@ from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
 from penstock.passes.outline import weight_bytes
 from penstock.passes.shard import shard
-from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
+from penstock.runner.loras import LoraBank
 from penstock.runner.memory import DTYPES, BlockMemory
 from penstock.runner.step import Step
 from tests.models.paged import Paged

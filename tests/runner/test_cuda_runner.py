@@ -235,7 +235,7 @@ def test_damaged_logits_end_their_request_alone(both: tuple[LLM, LLM], monkeypat
     model = other.service.engine.executor.model  # type: ignore[attr-defined]
     logits, calls = model.logits, iter(range(1000))
 
-    def damaged(hidden: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
+    def damaged(hidden: torch.Tensor, at: torch.Tensor | None = None, adapters: None = None) -> torch.Tensor:
         values = logits(hidden, at)
         values[0] = torch.nan if next(calls) == 3 else values[0]
         return values

@@ -77,6 +77,7 @@ def test_every_dialect_passes_through(fleet: Fleet) -> None:
     refused = httpx.post(f"{fleet.url}/v1/completions", json={"prompt": "hi", "max_tokens": -7})
     assert refused.status_code == 400 and "max_tokens" in refused.text
     assert httpx.get(f"{fleet.url}/nowhere").status_code == 404
+    assert httpx.head(f"{fleet.url}/v1/models", timeout=5).status_code == 200
 
 
 def test_turns_stay_on_the_server_that_has_the_prefix(fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ from penstock.cache.kv import KVCache
 from penstock.config import Resolved
 from penstock.config.speculation import parse_speculation
 from penstock.draft.drafter import Drafter
-from penstock.draft.drafters import Drafters, make_drafters
+from penstock.draft.drafters import make_drafters
 from penstock.engine.engine import Engine
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -24,18 +24,15 @@ from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.host.machine import settle_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.passes.adapt import LoraTable
-from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
+from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory
-from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.open import open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from penstock.api.ranks.ranks import Ranks
     from penstock.runner.compile.ahead import AheadCompiler
-    from penstock.runner.cuda.encoder import EncoderRunner
-    from penstock.runner.cuda.runner import CudaRunner
 
 
 @dataclass(frozen=True)
@@ -93,10 +90,11 @@ def start_engine(
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras, settings.lora_bytes)
+        scheduler.roster.loras.sums = settings.device == "cpu"
         if offloading is not None:
             offloading.names.find_adapters = scheduler.roster.loras.memory.describe
+    bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
     if settings.device == "cpu":
-        bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
         on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank, store)
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
@@ -104,7 +102,9 @@ def start_engine(
             scheduler.num_batches = ranks.layout.num_stages
             return Engine(scheduler, ranks.join(on_cpu), overlap=ranks.layout.num_stages - 1)
         return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters, store)
+    from penstock.runner.cuda.make import make_runner
+
+    runner = make_runner(model, memory, settings, grammars, drafters, store, bank)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -115,23 +115,3 @@ def start_engine(
 def _prompt_cap(settings: Resolved) -> PromptCap | None:
     aims_s = (None if aim is None else aim / 1e3 for aim in (settings.tpot_slo_ms, settings.ttft_slo_ms))
     return PromptCap(*aims_s) if settings.caps_prompts else None
-
-
-def _gpu_runner(
-    model: Decoder | Encoder,
-    memory: BlockMemory,
-    settings: Resolved,
-    grammars: GrammarCompiler | None,
-    drafters: Drafters | None,
-    store: BlockStore | None,
-) -> CudaRunner | EncoderRunner:
-    from penstock.runner.cuda.encoder import EncoderRunner
-    from penstock.runner.cuda.runner import CudaRunner
-
-    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
-    if isinstance(model, Encoder):
-        return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    eager, deterministic = settings.enforce_eager, settings.deterministic
-    runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
-    runner.store = store
-    return runner

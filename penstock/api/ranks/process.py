@@ -31,8 +31,8 @@ from penstock.models.spec import spec_from_config
 from penstock.ops import cpu
 from penstock.parallel import Mesh, Segment, open_mesh
 from penstock.passes.adapt import LoraTable
-from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
+from penstock.runner.loras import LoraBank
 from penstock.runner.ranks.backends.task import REFUSED, RankTask, decode_task
 from penstock.runner.ranks.crew import PULSE_S
 from penstock.runner.ranks.flow import Inlet, Outlet

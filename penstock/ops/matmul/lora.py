@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def _detach(packed: Tensor, given: Tensor) -> Tensor:
 class Term(NamedTuple):
     """One adapter of a slot: its low-rank matrices of a linear, which share no outputs, and a factor."""
 
-    parts: Sequence[LowRank]
+    parts: Sequence[Any]  # `LowRank`; on a GPU `PinnedLowRank`
     scale: float
 
 

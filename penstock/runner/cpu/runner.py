@@ -21,9 +21,9 @@ from penstock.models.decoder import Decoder, Encoder
 from penstock.models.memory import Memory
 from penstock.ops import argmax, cpu
 from penstock.runner.cpu.buffers import MAX_TAPED_TOKENS, Buffers, Shape
-from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.cpu.trees import has_trees, move_paths
+from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import (
     RunningRow,

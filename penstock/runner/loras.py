@@ -91,7 +91,8 @@ class LoraBank:
         before = fingerprint(folder)
         if message.fingerprint and before != message.fingerprint:
             raise PenstockError(f"{folder} has changed since the adapter was loaded: load it again")
-        adapter = settle(read_adapter(folder, self.table.spec, self.max_rank))
+        adapter = read_adapter(folder, self.table.spec, self.max_rank)
+        adapter = self.table.arrange(adapter) if self.table.is_on_gpu else settle(adapter)
         if fingerprint(folder) != before:
             raise PenstockError(f"{folder} changed while it was read: load it again")
         with self._lock:
