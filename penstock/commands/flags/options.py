@@ -16,7 +16,7 @@ import typer
 
 from penstock.api.vllm.porting import port_options
 from penstock.commands.flags.command import ENGINE, HELP_ALL
-from penstock.commands.flags.groups import SERVER_GROUPS
+from penstock.commands.flags.groups import MACHINES, SERVER_GROUPS
 from penstock.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ ALIASES = {  # vLLM's short flags
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
 STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
-MACHINES = (  # in `serve --help` by --nnodes alone, which docs/parallel.md explains
-    *("node_rank", "master_addr", "master_port", "distributed_secret_file", "ray_placement"),
-    *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca"),
-)
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 RANKS = (*SIZES, "enable_expert_parallel", "distributed_executor_backend")
 SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE, "nnodes")  # engine options of `serve` alone, and in its help
