@@ -17,7 +17,6 @@ from penstock.ops.cpu import collectives
 
 SLOT_BYTES = 1 << 20  # of a rank's two slots: larger tensors go through in pieces
 MAIL_BYTES = 1 << 20
-FOLDERS = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 
 
 class Segment:
@@ -34,7 +33,7 @@ class Segment:
             raise InvalidConfig(f"{size} ranks cannot share memory: 1 to {collectives.MAX_RANKS} can")
         self.size, self.path = size, None
         if named:
-            folder = next(folder for folder in FOLDERS if os.access(folder, os.W_OK))
+            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # else where temporary files go
             self.file, path = tempfile.mkstemp(prefix="penstock-mesh-", dir=folder)  # mode 0600
             self.path, self.address = Path(path), path
         else:

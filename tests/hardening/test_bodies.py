@@ -45,6 +45,7 @@ ROUTES = [("POST", path, body) for path, _, body, _ in WRITES if body is not Non
 # values of fields that a route may need: each body takes those it knows
 VALID: dict[str, Any] = {
     "lora_name": "a",
+    "session": "a",
     "lora_path": "/none",
     "messages": [{"role": "user", "content": "hi"}],
     "prompt": "hi",

@@ -184,6 +184,8 @@ def test_settings_say_why(config_folder: str) -> None:
         unset = {setting.name for setting in model.settings if setting.value is None}
         measured = {"ttft_slo_ms", "tpot_slo_ms", "kv_offloading_path"}
         named = {"tokenizer", "chat_template", "revision", "quantization", "override_generation_config"}
+        named |= {"distributed_secret_file", "max_cpu_loras"}
+        named |= {f"distributed_tls_{part}" for part in ("certfile", "keyfile", "ca")}
         assert unset == named | measured
 
 

@@ -155,7 +155,7 @@ def test_max_model_len_is_bounded() -> None:
         ({"is_encoder_decoder": True}, "is_encoder_decoder=True is not supported"),
         ({"architectures": []}, "architectures"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
-        ({"architectures": ["MambaForCausalLM"]}, "unknown architecture MambaForCausalLM: the known ones are BertMod"),
+        ({"architectures": ["MambaForCausalLM"]}, "unknown architecture MambaForCausalLM: the known ones are ArceeFor"),
         ({"architectures": ["GPT2LMHeadModel"], "n_positions": 64, "add_cross_attention": True}, "add_cross_attention"),
         ({"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True}, "apply_residual"),
         ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),

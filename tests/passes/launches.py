@@ -637,7 +637,7 @@ RENAMED = {  # Triton kernels that were recorded under another name
     "_exact": "_exact_attention",
     "_few": "_skinny_gemm",
     "_finished": "_fp8_epilogue",
-    "_in_order": "_merge_in_order",
+    "_in_order": "merge_in_order",
     "_inputs": "_decode_inputs",
     "_int_finished": "_int_epilogue",
     "_int_row": "_int_gemv",

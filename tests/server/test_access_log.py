@@ -47,7 +47,7 @@ def test_requests_are_logged_and_counted(keeping: RunningServer) -> None:
     before = counts(keeping)
     body = {"prompt": [20, 21, 22], "max_tokens": 5, "ignore_eos": True}
     for stream in (False, True):
-        httpx.post(f"{keeping.url}/v1/completions?secret=1", json={**body, "stream": stream}, headers=KEY)
+        httpx.post(f"{keeping.url}/v1/completions?confidential=1", json={**body, "stream": stream}, headers=KEY)
     httpx.post(f"{keeping.url}/v1/completions", json={"prompt": 3.5}, headers=KEY)
     httpx.get(f"{keeping.url}/v1/files/file-unknown", headers=KEY)
     httpx.get(f"{keeping.url}/nowhere", headers=KEY)
@@ -83,7 +83,7 @@ def test_requests_are_logged_and_counted(keeping: RunningServer) -> None:
     )
     assert lines(keeping, '"GET /v1/models" 403', 2) and lines(keeping, '"GET /nowhere" 404')
     whole = "\n".join(keeping.log)
-    assert "secret" not in whole and "wrong key" not in whole
+    assert "confidential" not in whole and "wrong key" not in whole
     assert '"GET /health' not in whole and '"GET /metrics" 200' not in whole
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.models.config import MAX_HIDDEN, MAX_LAYERS, Config, rope
@@ -23,7 +22,7 @@ from penstock.models.names import EXPERTS, LLAMA, Names, Stored
 from penstock.models.spec import Block, ModelSpec, family
 
 
-def build_ernie(c: Config, ffns: Sequence[Ffn], size: int, names: Names) -> ModelSpec:
+def build_ernie(c: Config, ffns: list[Ffn], size: int, names: Names) -> ModelSpec:
     bias, norm = c.flag("use_bias", False), rms_norm(c, eps=1e-5)
     turn = replace(rope(c, size, theta=500000.0), interleaved=True)
     mixer = attention(c, rope=turn, size=size, qkv_bias=bias, out_bias=bias)

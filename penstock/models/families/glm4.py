@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
@@ -12,7 +11,7 @@ from penstock.models.layer import Attention
 from penstock.models.names import LLAMA, MERGED, Names
 from penstock.models.spec import AnyBlock, Block, ModelSpec, OutputNormBlock, family
 
-LIKE: list[dict[str, Any]] = [
+LIKE = [
     TINY | dict(head_dim=16, pad_token_id=0),
     TINY | dict(head_dim=24, pad_token_id=0, attention_bias=False, partial_rotary_factor=1.0, tie_word_embeddings=True),
 ]
