@@ -85,7 +85,7 @@ def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.Captur
 def test_help_is_short_and_help_all_explains(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for width, most in ((80, 64), (120, 54)):
+    for width, most in ((80, 70), (120, 58)):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main([command, "--help"]) == 0
         short = capsys.readouterr().out
