@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,9 +32,12 @@ def make_random(format: Format, num_out: int, width: int) -> PackedWeight:
     return weight
 
 
-def time_product(multiply: object, x: Tensor, repeats: int) -> float:
+def _multiply(ops: OpTable, weight: PackedWeight, x: Tensor) -> Tensor:
+    return ops.packed_linear(x, (weight,), 8)
+
+
+def time_product(multiply: Callable[[Tensor], Tensor], x: Tensor, repeats: int) -> float:
     """Return the CPU seconds of one product."""
-    assert callable(multiply)
     began = time.process_time()
     for _ in range(repeats):
         multiply(x)
@@ -50,7 +55,9 @@ def main() -> None:
     ops = OpTable("cpu")
     x = torch.randn(args.rows, args.inputs, generator=torch.Generator().manual_seed(SEED))
     weights = {name: make_random(format, args.outputs, args.inputs) for name, format in FORMATS.items()}
-    products = {name: (lambda x, w=weight: ops.packed_linear(x, (w,), 8)) for name, weight in weights.items()}
+    products: dict[str, Callable[[Tensor], Tensor]] = {
+        name: partial(_multiply, ops, weight) for name, weight in weights.items()
+    }
     wide = pack_panels(torch.zeros(args.outputs, args.inputs, dtype=torch.bfloat16))
     products["bfloat16"] = lambda x: ops.linear(x, wide, args.outputs)
     times: dict[str, list[float]] = {name: [] for name in products}

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.commands import bench, completion, info, models, perplexity, ps, route, run, run_batch, serve
+from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.machine import plan, tune, verify
 from penstock.commands.quantize import quality, quantize
+from penstock.commands.route import route
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.commands.top import top
 from penstock.errors import PenstockError

@@ -106,6 +106,18 @@ ADDED_FLAGS: dict[str, str] = {
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
     },
     "serve --data-parallel-size": "how many engines share a machine depends on its cores and on the load",
+    **{
+        f"route --{flag}": "a router is a server on the net: the same flags as of serve, with the same meaning"
+        for flag in """
+            host port api-key api-key-file admin-key admin-key-file allowed-hosts allowed-origins ssl-certfile
+            ssl-keyfile max-body-mb max-files-mb shutdown-timeout access-log log-format router-key-file
+        """.split()
+    },
+    "route --upstream-api-key-file": "servers may have a key that clients do not know",
+    "route --upstream-ca-file": "servers inside a cluster have certificates of the cluster's own",
+    "route --policy": "other servers' caches may not be worth following, and rules are compared by trying",
+    "route --heartbeat-s": "how soon a dead server is noticed, against the requests that this costs",
+    "route --hang-timeout": "a server in a long pause is dead for one operator and slow for another",
     "serve --router-key-file": "a server must tell its router from clients that say they are one",
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",

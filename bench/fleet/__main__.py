@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from typing import Any
 
 from bench.fleet.engines import FleetModel, least_busy, take_turns
 from bench.fleet.workloads import WORKLOADS
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for workload in WORKLOADS:
         for load, gap in GAPS.items():
             sums: dict[str, float] = {}

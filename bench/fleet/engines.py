@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.cache.group import Group, StateSpec
@@ -65,8 +66,8 @@ class FleetModel:
         for number in range(size):
             cache = KVCache(cache_tokens // BLOCK_SIZE, BLOCK_SIZE, (Group(StateSpec("full", 1), (0,)),), True)
             scheduler = Scheduler(cache, max_num_seqs=num_rows, max_num_batched_tokens=STEP_TOKENS)
-            self.engines.append(Engine(scheduler, Counter(), 0))  # type: ignore[arg-type]
-            replica = self.dispatcher.replicas.add(lambda command, number=number: self._obey(number, command))
+            self.engines.append(Engine(scheduler, Counter(), 0))
+            replica = self.dispatcher.replicas.add(partial(self._obey, number))
             self.dispatcher.open(replica, num_rows, cache_tokens)
 
     def at(self, time_s: float, work: Callable[[], None]) -> None:

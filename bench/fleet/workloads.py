@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from bench.fleet.engines import FleetModel
 
@@ -24,7 +25,7 @@ def ask_tree(fleet: FleetModel, seed: int, gap: float, num_requests: int) -> Non
         document = draw.choices(range(len(documents)), weights)[0]
         prompt = system + documents[document] + draw.choice(tasks[document]) + fresh(draw, draw.randrange(16, 64))
         num_answer = draw.randrange(16, 64)
-        fleet.at(now, lambda prompt=prompt, num=num_answer: fleet.ask(prompt, num, lambda answer: None))
+        fleet.at(now, partial(fleet.ask, prompt, num_answer, lambda answer: None))
         now += draw.expovariate(1 / gap)
 
 
@@ -48,7 +49,7 @@ def ask_turns(fleet: FleetModel, seed: int, gap: float, num_talks: int) -> None:
 
             fleet.ask(prompt, answers[0], end)
 
-        fleet.at(now, lambda one=(turns, answers, pauses, system): ask(*one))
+        fleet.at(now, partial(ask, turns, answers, pauses, system))
         now += draw.expovariate(1 / gap)
 
 

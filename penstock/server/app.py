@@ -28,7 +28,7 @@ from penstock.server.files.routes import MAX_FORM_BYTES, delete_file, file, file
 from penstock.server.http.access import AccessLogMiddleware
 from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
-from penstock.server.http.keys import AuthMiddleware, KeyRing, read_secret
+from penstock.server.http.keys import AuthMiddleware, KeyRing, make_router_access
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
 from penstock.server.loras import routes as loras
 from penstock.server.observe import routes as observe
@@ -158,15 +158,14 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
     app.add_middleware(_BodyRoutes, handlers=BODY_HANDLERS)
     app.add_middleware(_Errors, server=server)
     app.add_middleware(WarningHeaders)
-    router_key = read_secret(server.config.router_key_file, "router_key_file")
-    app.add_middleware(AuthMiddleware, ring=ring, routes=app.routes, router_key=router_key)
+    access = make_router_access(server.config)
+    app.add_middleware(AuthMiddleware, ring=ring, routes=app.routes, router=access)
     app.add_middleware(
         Limits,
         max_body_bytes=server.config.max_body_mb * MIB,
         max_upload_bytes=None if batches_open is None else batches_open.files.max_file_bytes + MAX_FORM_BYTES,
     )
-    origins = read_origins(server.config.allowed_origins)
-    app.add_middleware(CheckMiddleware, check=OriginCheck(origins))
+    app.add_middleware(CheckMiddleware, check=OriginCheck(origins := read_origins(server.config.allowed_origins)))
     if origins:  # outermost: preflights have no key, and pages must be able to read errors
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], allow_private_network=True

@@ -18,7 +18,6 @@ from penstock.api.defaults import Defaults, from_wire
 from penstock.engine.messages import Answer, Found, Ready
 from penstock.errors import EngineFailed, InvalidConfig, InvalidRequest
 from penstock.host.gguf_parts import model_files
-from penstock.host.samples import find_cpu_features, sample_files
 from penstock.host.version import VERSION
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram
@@ -35,16 +34,6 @@ from penstock.text.tokenizers.decoding import TokenizerInfo
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Request, SamplingParams
 
-SETTINGS_OF_TOKENS = (
-    "device",
-    "dtype",
-    "quantization",
-    "activation_dtype",
-    "kv_cache_dtype",
-    "load_format",
-    "seed",
-    "max_model_len",
-)
 IDS_PER_YIELD = 4096  # decoded before the event loop gets control
 MAX_CONCURRENT_PROMPTS = 64  # per request, in the tokenizer's processes
 
@@ -199,7 +188,6 @@ class ServedModel:
         self.engine: Fleet | None = None
         self.path: Path | None = None
         self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of
-        self._identity: tuple[Ready, str] | None = None
         self._seed = options.get("seed")
         self._task: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
@@ -350,16 +338,6 @@ class ServedModel:
         if self._text is None:
             raise EngineFailed(f"{self.name} is not loaded")
         return self._text
-
-    async def identify(self, loras: Sequence[str] = ()) -> str:
-        """Return a hash that is equal for servers that give the same tokens: of the weights, of what computes with them
-        and of adapters."""
-        facts = self.facts
-        if self._identity is None or self._identity[0] is not facts:
-            digest = await asyncio.to_thread(sample_files, self.path or Path(self.model))
-            values = {name: value for name, value, _ in facts.settings if name in SETTINGS_OF_TOKENS}
-            self._identity = facts, f"{VERSION}:{digest}:{facts.architecture}:{values}:{find_cpu_features()}"
-        return hashlib.blake2b(f"{self._identity[1]}:{sorted(loras)}".encode(), digest_size=12).hexdigest()
 
     @property
     def fingerprint(self) -> str:

@@ -18,6 +18,7 @@ from penstock.server.generation import Generation
 from penstock.server.http.access import AccessLog
 from penstock.server.http.context import Client, new_id
 from penstock.server.http.errors import ApiError
+from penstock.server.http.identity import Identities
 from penstock.server.http.relay import CURRENT_RELAY, Relay
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
@@ -26,7 +27,9 @@ from penstock.server.observe.ring import TraceRing
 from penstock.server.observe.spans import open_spans
 from penstock.server.observe.trace import CURRENT, Trace, stage
 from penstock.server.openai.logprobs import check_prompt_logprobs
+from penstock.text.intake import Prepared
 from penstock.text.prompt_encoder import Encoded
+from penstock.types import Request as EngineRequest
 from penstock.types import SamplingParams
 
 POLL_S = 0.05
@@ -45,6 +48,7 @@ class Server:
         self.pid = os.getpid()
         self.generations: set[Generation] = set()
         self.traces = TraceRing()
+        self._identities = Identities()
         self.live = LiveHub(catalog, metrics, self.traces)
         self.spans = None if config.otlp_traces_endpoint is None else open_spans(config.otlp_traces_endpoint)
 
@@ -74,24 +78,7 @@ class Server:
         trace.loras = tuple(dict.fromkeys(use.name for use in loras))
         prompts = [(replace(encoded, loras=loras), params) for encoded, params in prompts]
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
-        relay = CURRENT_RELAY.get()
-        requests = [
-            model.make_request(
-                encoded,
-                params,
-                is_ready,
-                priority=BATCH_PRIORITY if client.is_batch else body.priority,
-                salt=_make_salt(client.tenant, body.cache_salt or encoded.salt),
-                pool=pool,
-                tenant=client.tenant,
-            )
-            for (encoded, params), is_ready in zip(prompts, prepared)
-        ]
-        if relay is not None:
-            requests = [
-                one if one.sampling.seed is not None else replace(one, seed=relay.seed(number))
-                for number, one in enumerate(requests)
-            ]
+        requests = self._make_requests(model, client, body, list(zip(prompts, prepared)), pool)
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
@@ -108,20 +95,54 @@ class Server:
         ]
         for flight in flights:
             flight.collector.engine_applied = model.facts.applied
-        if relay is not None:
-            await self._attach(relay, model, flights)
+        held = model.loras.hold(loras)
+        if (relay := CURRENT_RELAY.get()) is not None:
+            try:
+                await self._attach(relay, model, flights)
+            except BaseException:
+                model.loras.release(held)
+                raise
         model.touch()
         if waiting := [flight for flight in flights if flight.is_open]:
             model.running.submit(*waiting)
         generation = Generation(model, flights, self.metrics, self._forget, trace)
-        generation.loras = model.loras.hold(loras)
+        generation.loras = held
         self.generations.add(generation)
         return generation
+
+    def _make_requests(
+        self,
+        model: ServedModel,
+        client: Client,
+        body: SamplingBody,
+        prompts: Sequence[tuple[tuple[Encoded, SamplingParams], Prepared]],
+        pool: bool,
+    ) -> list[EngineRequest]:
+        requests = [
+            model.make_request(
+                encoded,
+                params,
+                prepared,
+                priority=BATCH_PRIORITY if client.is_batch else body.priority,
+                salt=_make_salt(client.tenant, body.cache_salt or encoded.salt),
+                pool=pool,
+                tenant=client.tenant,
+            )
+            for (encoded, params), prepared in prompts
+        ]
+        if (relay := CURRENT_RELAY.get()) is None:
+            return requests
+        return [
+            one if one.sampling.seed is not None else replace(one, seed=relay.seed(number))
+            for number, one in enumerate(requests)
+        ]
 
     async def _attach(self, relay: Relay, model: ServedModel, flights: Sequence[InFlightRequest]) -> None:
         """Let a router continue this request elsewhere, or continue one that it lost elsewhere."""
         loras = {use.name: model.loras.get(use.name) for flight in flights for use in flight.request.loras}
-        relay.kind = await model.identify([one.fingerprint for one in loras.values() if one is not None])
+        relay.kind = await self._identities.identify(
+            model, [one.fingerprint for one in loras.values() if one is not None]
+        )
         if relay.resume is not None and relay.resume.kind != relay.kind:
             raise ApiError(
                 409, "this stream was begun by another model or version: it cannot go on here", code="other_model"

@@ -41,6 +41,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=256, n_shared_experts=1)
         | dict(use_qk_norm=True, routed_scaling_factor=2.5, first_k_dense_replace=1, attention_bias=True),
     ),
+    "llama4": (
+        "Llama4ForCausalLM",
+        WIDE
+        | dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size_mlp=512, num_hidden_layers=4)
+        | dict(interleave_moe_layer_step=2),
+    ),
+    "ernie4_5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        WIDE | dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=256, moe_num_shared_experts=1),
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         WIDE | dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=12, rope_parameters=YARN),
@@ -52,7 +62,8 @@ def _keys(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    is_llama4 = architecture == "llama4"
+    writer.add_feed_forward_length(config.intermediate_size_mlp if is_llama4 else config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(64)
@@ -64,7 +75,14 @@ def _keys(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     writer.add_expert_used_count(2)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
+    if is_llama4:
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+    if architecture == "ernie4_5-moe":
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "glm4moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -107,6 +125,10 @@ RENAMED = {
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")},
     **{f"mlp.shared_expert{s}.{each}_proj": f"ffn_{each}_shexp" for s in ("", "s") for each in ("gate", "up", "down")},
 }
 
@@ -123,7 +145,7 @@ def _tensors(architecture: str, model: Any) -> dict[str, torch.Tensor]:
         _, _, layer, rest = name.split(".", 3)
         module, _, kind = rest.rpartition(".")
         if ".experts." in rest:
-            transposed = architecture == "gpt-oss" and not rest.endswith("_bias")
+            transposed = architecture in ("gpt-oss", "llama4") and not rest.endswith("_bias")
             tensor = tensor.transpose(1, 2) if transposed else tensor
             kind = "bias" if rest.endswith("_bias") else "weight"
             if "gate_up" in rest:
@@ -138,7 +160,7 @@ def _tensors(architecture: str, model: Any) -> dict[str, torch.Tensor]:
         if architecture in ("llama", "granitemoe") and ".k_proj" in name:
             tensor = _permuted(tensor, kv_heads)
         if rest in RENAMED:
-            found[f"blk.{layer}.{RENAMED[rest]}"] = tensor
+            found[f"blk.{layer}.{RENAMED[rest]}"] = tensor.flatten()
         else:
             module = after if module == "post_attention_layernorm" else RENAMED[module]
             found[f"blk.{layer}.{module}.{kind}"] = tensor.squeeze(0) if "inp_shexp" in module else tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ TREE = [list(range(256)), list(range(1000, 1256))]
 
 
 def _replica(number: int, *prompts: list[int], num_rows: int = 0, max_blocks: int = 4096) -> Replica:
-    replica = Replica(number, [].append)
+    replica = Replica(number, lambda command: None)
     replica.open(8, max_blocks * BLOCK_TOKENS, 0.0)
     for prompt in prompts:
         replica.prefixes.add(digest_blocks((), prompt))
@@ -76,7 +77,7 @@ def test_known_prefixes_are_bounded_and_forget_ends_first(prompts: list[list[int
         path = [tuple(prompt[: end + 1]) for end in range(len(prompt))]
         known.add(path)
         assert len(known) <= max_blocks and known.count(path) == min(len(path), max_blocks)
-        held = set(known._known)
+        held: set[Any] = set(known._known)
         assert all(one[:-1] in held for one in held if len(one) > 1)  # no block without those before it
 
 
@@ -90,7 +91,7 @@ def test_fleet_serves_all_and_keeps_its_counts(data: Any) -> None:
     for _ in range(count):
         prompt = data.draw(st.sampled_from(TREE))[: data.draw(st.integers(1, 256))]
         num, at = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 500))
-        fleet.at(float(at), lambda prompt=prompt, num=num: fleet.ask(prompt, num, answers.append))
+        fleet.at(float(at), partial(fleet.ask, prompt, num, answers.append))
     fleet.run()
     assert len(answers) == count and not fleet.dispatcher.flights and not len(fleet.dispatcher.parts)
     for replica in fleet.dispatcher.replicas:
@@ -102,7 +103,7 @@ def test_four_replicas_compute_little_more_than_one_cache(gap: float) -> None:
     def count(fleet: FleetModel) -> int:
         for number in range(96):
             prompt = [number % 13 * 1000 + at for at in range(400)] + [number * 7777 + at for at in range(40)]
-            fleet.at(gap * number, lambda prompt=prompt: fleet.ask(prompt, 16, lambda answer: None))
+            fleet.at(gap * number, partial(fleet.ask, prompt, 16, lambda answer: None))
         fleet.run()
         return fleet.num_computed
 

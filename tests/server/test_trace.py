@@ -151,7 +151,7 @@ def test_the_ring_forgets_the_oldest_and_keeps_tenants_apart() -> None:
 
 
 def test_who_waits_in_the_engine_is_told_behind_whom() -> None:
-    parts, replica = Occupancy(), Replica(0, [].append)
+    parts, replica = Occupancy(), Replica(0, lambda command: None)
 
     def describe(max_rows: int | None, has_others: bool = False) -> tuple[str, dict[str, int]]:
         replica.max_rows = max_rows

@@ -259,7 +259,7 @@ def test_altered_files_raise_only_our_error(byte_level, train_sentencepiece, tmp
     assert 30 < num_refused < 300
 
 
-def test_a_unigram_model_is_refused_with_the_remedy(tmp_path):
+def test_a_model_of_words_is_refused_with_the_remedy(tmp_path):
     import io
 
     model = io.BytesIO()
@@ -267,12 +267,12 @@ def test_a_unigram_model_is_refused_with_the_remedy(tmp_path):
         sentence_iterator=iter(["the cat sat on the mat"] * 9),
         model_writer=model,
         vocab_size=20,
-        model_type="unigram",
+        model_type="word",
         minloglevel=2,
         hard_vocab_limit=False,
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
-    with pytest.raises(InvalidModel, match="unigram.*tokenizer.json"):
+    with pytest.raises(InvalidModel, match="word.*tokenizer.json"):
         Tokenizer.from_folder(tmp_path)
 
 

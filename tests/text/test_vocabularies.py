@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
+from penstock.errors import InvalidModel
 from penstock.text.tokenizers.pre_tokenizers import SPLITTINGS
+from penstock.text.tokenizers.sentencepiece import build, read_model
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from tests.text.test_gguf import CASED, GPT2, WORDS, K
 from tests.text.test_gguf import bpe as bpe
@@ -188,3 +192,70 @@ def test_merged_pieces_equal_their_definition(gemma: Backend, texts: list[str], 
         assert ours.encode(text, add_special_tokens=False) == ids, text
         assert ours.encode(text) == [2, *ids]
         assert ours.decode(ids, skip_special_tokens=False) == gemma.decode(ids, skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def unigram(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A unigram model that SentencePiece trained, with its normalization of characters."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = tmp_path_factory.mktemp("unigram") / "spiece"
+    lines = [line for text in texts for line in text.splitlines() if line.strip() and "\0" not in line]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 3),
+        model_prefix=str(path),
+        vocab_size=260,
+        model_type="unigram",
+        hard_vocab_limit=False,
+        character_coverage=0.985,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=f"{path}.model"), path.with_suffix(".model")
+
+
+def unigram_metadata(theirs: Any, path: Path) -> dict[str, Any]:
+    model = importlib.import_module("sentencepiece.sentencepiece_model_pb2").ModelProto()
+    model.ParseFromString(path.read_bytes())
+    return {
+        "general.architecture": "bert",
+        K + "model": "t5",
+        K + "tokens": [piece.piece for piece in model.pieces],
+        K + "scores": [piece.score for piece in model.pieces],
+        K + "token_type": [piece.type for piece in model.pieces],
+        K + "precompiled_charsmap": list(model.normalizer_spec.precompiled_charsmap),
+        K + "unknown_token_id": theirs.unk_id(),
+        K + "bos_token_id": theirs.bos_id(),
+        K + "eos_token_id": theirs.eos_id(),
+    }
+
+
+def is_plain(text: str) -> bool:
+    """No special token, which SentencePiece reads as text; no character that joins others, which the tokenizers library
+    rewrites together with them."""
+    joins = any(unicodedata.category(each) in ("Mn", "Mc", "Me", "Cf", "Sk") for each in text)
+    return not joins and not any(each in text for each in ("<s>", "</s>", "<unk>", "\0"))
+
+
+def test_unigram_equals_sentencepiece(unigram: Any, texts: list[str]) -> None:
+    theirs, path = unigram
+    tokenizer = Tokenizer.from_gguf(unigram_metadata(theirs, path))
+    plain = [text for text in texts if is_plain(text)]
+    assert len(plain) > 20
+    for text in [*plain, "", " ", "  a  b ", "ﬁn Å½", "<0x41>"]:
+        assert tokenizer.encode(text, add_special_tokens=False) == theirs.encode(text), text
+        assert tokenizer.encode(text) == [*theirs.encode(text), theirs.eos_id()]
+        if theirs.unk_id() not in theirs.encode(text):
+            assert tokenizer.decode(theirs.encode(text)) == theirs.decode(theirs.encode(text))
+
+
+def test_a_charsmap_holds_bytes(unigram: Any) -> None:
+    with pytest.raises(InvalidModel, match="precompiled_charsmap must hold bytes"):
+        Tokenizer.from_gguf(unigram_metadata(*unigram) | {K + "precompiled_charsmap": [0, 300]})
+
+
+def test_a_unigram_model_file_is_read_like_the_metadata(unigram: Any, texts: list[str]) -> None:
+    theirs, path = unigram
+    pieces, _, _ = read_model(path)
+    backend = build(pieces, str(path))
+    for text in texts:
+        if is_plain(text):
+            assert backend.encode(text, add_special_tokens=False).ids == theirs.encode(text), text

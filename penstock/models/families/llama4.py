@@ -23,6 +23,10 @@ LLAMA4 = Names(
             for half in ("gate", "up", "down")
             for theirs, ours in (("", ""), ("shared_expert.", "shared."), ("experts.*.", "experts.*."))
         },
+        **{
+            f"feed_forward.experts.{half}_exps": Stored(f"mlp.experts.*.{half}", "stacked")
+            for half in ("gate", "up", "down")
+        },
     }
 )
 MOE = TINY | dict(intermediate_size=32, intermediate_size_mlp=48, num_local_experts=4, head_dim=16, num_hidden_layers=4)

@@ -156,6 +156,51 @@ def _gpt_oss(keys: Keys) -> Config:
     }
 
 
+CHUNK = 8192  # of Llama 4's attention; no file says it
+
+
+def _llama4(keys: Keys) -> Config:
+    """Read Llama 4: files leave out what all published models have in common, and that the largest has no QK-norm."""
+    _reject_scale(keys)
+    keys.require("attention.sliding_window", (CHUNK,))
+    step = keys.count("interleave_moe_layer_step", 1)
+    config = base_config(keys, "Llama4ForCausalLM", "llama4_text")
+    if step > config["num_hidden_layers"]:
+        raise InvalidModel(f"{keys.architecture}.interleave_moe_layer_step is {step}: no layer has experts")
+    config["intermediate_size_mlp"] = config.pop("intermediate_size")
+    width = expert_width(keys, step - 1)
+    for key in ("expert_shared_count", "expert_shared_feed_forward_length"):
+        keys.require(key, (1,) if key.endswith("count") else (width,))
+    config |= _counts(keys, "num_local_experts", SIGMOID)
+    return config | {
+        "head_dim": head_size(keys),
+        "intermediate_size": width,
+        "interleave_moe_layer_step": step,
+        "attention_chunk_size": CHUNK,
+        "use_qk_norm": config["num_local_experts"] != 128,
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _ernie(keys: Keys) -> Config:
+    _reject_scale(keys)
+    dense = keys.optional_count("leading_dense_block_count") or 0
+    step = keys.count("interleave_moe_layer_step", 1)
+    first = next(layer for layer in range(dense, dense + step) if (layer + 1) % step == 0)
+    config = base_config(keys, "Ernie4_5_MoeForCausalLM", "ernie4_5_moe")
+    config |= _counts(keys, "moe_num_experts")
+    config["moe_k"] = config.pop("num_experts_per_tok")
+    width, shared = expert_width(keys, first), keys.optional_count("expert_shared_count") or 0
+    keys.require("expert_shared_feed_forward_length", (width * shared,))
+    return config | {
+        "head_dim": head_size(keys),
+        "moe_intermediate_size": width,
+        "moe_num_shared_experts": shared,
+        "moe_layer_start_index": dense,
+        "moe_layer_interval": step,
+    }
+
+
 EXPERT_CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
     "qwen2moe": _qwen2,
@@ -164,4 +209,6 @@ EXPERT_CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "granitemoe": _granite,
     "glm4moe": _glm4,
     "gpt-oss": _gpt_oss,
+    "llama4": _llama4,
+    "ernie4_5-moe": _ernie,
 }

@@ -139,7 +139,21 @@ GPT_OSS = GgufNames(
     | {"ffn_gate_inp": "mlp.router"},
 )
 
+LLAMA4 = GgufNames(
+    EMBEDDINGS,
+    NORMS
+    | ATTENTION
+    | {"ffn_gate_inp": "feed_forward.router"}
+    | {f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")}
+    | {f"ffn_{each}_exps": f"feed_forward.experts.{each}_exps" for each in ("gate", "up", "down")}
+    | {f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+)
+
 SPELLINGS: dict[str, GgufNames] = {
+    "llama4": LLAMA4,
+    "ernie4_5-moe": GgufNames(
+        EMBEDDINGS, NORMS | ATTENTION | GATED | EXPERTS | SHARED | {"exp_probs_b": "mlp.gate.e_score_correction"}
+    ),
     "llama": LLAMA,
     "deepseek2": DEEPSEEK,
     "granite": LLAMA,

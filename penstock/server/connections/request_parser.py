@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from penstock.errors import quote
 from penstock.server.anthropic.errors import PATH as ANTHROPIC_PATH
 from penstock.server.anthropic.errors import make_error_body
+from penstock.server.connections.cycle_body import CycleBody
 from penstock.server.http.context import OPEN_BODY, new_id
 from penstock.server.http.errors import ApiError
 
@@ -89,31 +90,6 @@ def encode_refusal(error: ApiError, path: str) -> bytes:
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body
-
-
-class CycleBody:
-    """The body of a cycle's response, written without its task."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle, self._flow = cycle, cycle.flow
-
-    @property
-    def has_begun(self) -> bool:
-        return self._cycle.response_started and not self._cycle.response_complete
-
-    @property
-    def is_ready(self) -> bool:
-        cycle = self._cycle
-        return cycle.response_started and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
-
-    @property
-    def is_held_up(self) -> bool:
-        return self._flow.write_paused and not self._cycle.disconnected
-
-    def write(self, data: bytes) -> None:
-        cycle = self._cycle
-        if not cycle.disconnected and not cycle.response_complete:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 class CheckMiddleware:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.errors import InvalidConfig
 from penstock.host.files import UnreadableFile, read_regular
 from penstock.host.ids import SOURCE
+from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
@@ -87,6 +88,11 @@ def read_admin_key(given: str | None, path: str | None, variable: str | None = N
 def read_secret(path: str | None, option: str) -> str | None:
     """Read a file that holds one key."""
     return None if path is None else _check_secret(_read(path, option), f"the key of {option} {path}")
+
+
+def make_router_access(config: ServerConfig) -> RouterAccess:
+    """Read the key of a router in front of the server, if it has one."""
+    return RouterAccess(read_secret(config.router_key_file, "router_key_file"))
 
 
 def _read(path: str, option: str) -> str:
@@ -214,10 +220,12 @@ def reload_keys(ring: KeyRing, config: KeyOptions) -> None:
 class AuthMiddleware:
     """Identify the client by its key and refuse what it may not call."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router_key: str | None = None) -> None:
-        """`router_key` is the secret of a router in front of this server."""
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router: RouterAccess | None = None
+    ) -> None:
+        """`router` knows the key of a router in front of this server."""
         self._app, self._ring, self._routes = app, ring, routes
-        self._router = RouterAccess(router_key)
+        self._router = RouterAccess(None) if router is None else router
         self._known: set[str] = set()  # paths that are a route's own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,7 +38,7 @@ REPLAYED_TOKENS = 256  # before others get a turn
 _FORM = re.compile(rb"([0-9a-f]{32})\.([0-9]{1,12})")
 
 
-class Part(msgspec.Struct, array_like=True, frozen=True):
+class ShownPart(msgspec.Struct, array_like=True, frozen=True):
     """Tokens of one answer, as far as they were shown."""
 
     number: int  # of the prompt
@@ -56,11 +56,11 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
         return self.finish_reason is not None or self.forced_closing
 
 
-class Resume(msgspec.Struct, frozen=True):
-    """What a client has of a stream that another server began."""
+class Handover(msgspec.Struct, frozen=True):
+    """The part of a stream that the client has, of another server."""
 
     kind: str  # of the model there
-    parts: list[Part]
+    parts: list[ShownPart]
 
 
 class Relay:
@@ -70,9 +70,9 @@ class Relay:
         self.secret, self.created = secret, created
         self.ids = IdSource(secret)
         self.kind = ""  # of the model, once the request is queued
-        self.resume: Resume | None = None
+        self.resume: Handover | None = None
         self.is_muted = False
-        self._shown: list[Part] = []
+        self._shown: list[ShownPart] = []
         self._has_begun = False
 
     def seed(self, number: int) -> int:
@@ -84,7 +84,7 @@ class Relay:
         if not 0 < num_bytes <= min(len(body), MAX_RESUME_BYTES):
             raise ApiError(400, f"{RESUME_HEADER.decode()}: {num_bytes} is not valid: the body has {len(body)} bytes")
         try:
-            self.resume = msgspec.json.decode(bytes(body[:num_bytes]), type=Resume)
+            self.resume = msgspec.json.decode(bytes(body[:num_bytes]), type=Handover)
         except msgspec.DecodeError as error:
             raise ApiError(400, f"what is to be resumed cannot be read: {error}") from None
         del body[:num_bytes]
@@ -135,7 +135,7 @@ class Relay:
                 last.logprobs.extend(logprobs)
             else:
                 ending = (one.finish_reason, one.stop_reason, one.forced_closing, one.num_cached_tokens)
-                self._shown.append(Part(number, one.index, list(one.token_ids), *ending, logprobs))
+                self._shown.append(ShownPart(number, one.index, list(one.token_ids), *ending, logprobs))
 
     def _take_mark(self, begins: bool = False) -> bytes:
         """Return the line that says what the events before it show; empty if nothing is new."""
@@ -162,7 +162,7 @@ class Relay:
             await events.aclose()
 
 
-def _split(part: Part, id: str) -> Iterator[Delta]:
+def _split(part: ShownPart, id: str) -> Iterator[Delta]:
     """Yield the part's deltas, of a few tokens each."""
     for begin in range(0, max(1, len(part.tokens)), REPLAYED_TOKENS):
         end = begin + REPLAYED_TOKENS

@@ -23,7 +23,7 @@ from penstock.server.http.errors import to_api_error
 from penstock.server.http.keys import AuthMiddleware
 from penstock.server.router import routes
 from penstock.server.router.failures import refuse
-from penstock.server.router.state import Router
+from penstock.server.router.state import RouterServer
 
 log = logging.getLogger("penstock.router")
 OWN: dict[tuple[str, str], Handler] = {
@@ -50,12 +50,12 @@ LEFT_OUT = {"/", "/admin/live", "/admin/running", "/admin/models", "/docs", "/ap
 KEPT = ("/v1/responses/{id}", "/v1/files/{id}", "/v1/batches/{id}", "/admin/requests/{id")  # by one server
 
 
-def make_app(router: Router) -> Starlette:
+def make_app(router: RouterServer) -> Starlette:
     app = Starlette(routes=_list_routes())
     app.state.router = router
     app.state.bodies = BodyMemory(router.config.max_body_mb * MIB)
     config = router.config
-    app.add_middleware(_Errors)
+    app.add_middleware(_RouteErrors)
     app.add_middleware(AuthMiddleware, ring=router.ring, routes=app.routes)
     max_upload_bytes = config.max_files_mb * MIB + MAX_FORM_BYTES
     app.add_middleware(Limits, max_body_bytes=config.max_body_mb * MIB, max_upload_bytes=max_upload_bytes)
@@ -88,7 +88,7 @@ def _list_routes() -> list[Route]:
     return found
 
 
-class _Errors:
+class _RouteErrors:
     """Innermost middleware: turns exceptions of routes into responses."""
 
     def __init__(self, app: ASGIApp) -> None:

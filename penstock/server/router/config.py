@@ -1,4 +1,4 @@
-"""Router options, a frozen dataclass; flags and documentation are generated from its fields."""
+"""RouterServer options, a frozen dataclass; flags and documentation are generated from its fields."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9A-Za-z]{1,64})"')
 
 @dataclass
 class Call:
-    """What a client asks, as it is sent to servers."""
+    """A client's request, as it is sent to servers."""
 
     method: str
     path: str
@@ -190,7 +190,7 @@ class Forward:
     async def _pass_on(self, upstream: Upstream, response: UpstreamResponse, send: Send) -> None:
         """Send an answer to the client; UpstreamFailed or _Moved if it breaks off."""
         if self._stream is not None:
-            return await self._pass_marked(upstream, response, self._stream, send)
+            return await self._forward_stream(upstream, response, self._stream, send)
         parts = response.parts()
         if response.find(b"content-type").split(b";")[0].strip() in STREAMS:
             await self._send_head(response, None, send)
@@ -207,7 +207,7 @@ class Forward:
                 await _send_body(send, part)
             await _send_body(send, b"", False)
 
-    async def _pass_marked(
+    async def _forward_stream(
         self, upstream: Upstream, response: UpstreamResponse, stream: MarkedStream, send: Send
     ) -> None:
         has_id = not self._call.learns_id

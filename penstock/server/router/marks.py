@@ -6,20 +6,20 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.server.http.relay import MARK, Part, Resume
+from penstock.server.http.relay import MARK, Handover, ShownPart
 from penstock.server.router.http_client import UpstreamFailed
 
 MAX_HELD_BYTES = 32 << 20
 MAX_SHOWN_BYTES = 16 << 20  # tokens and log probabilities that would be sent to another server
 Value = TypeVar("Value")
-_decoder = msgspec.json.Decoder(list[Part] | None)
+_decoder = msgspec.json.Decoder(list[ShownPart] | None)
 
 
 class MarkedStream:
     """Cuts marks out of a stream. `has_moved` is True once its server asks to go on elsewhere."""
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[int, int], Part] = {}
+        self.parts: dict[tuple[int, int], ShownPart] = {}
         self.has_begun = self.has_moved = False
         self._held = bytearray()  # events without their mark
         self._line = bytearray()  # the last one, incomplete
@@ -80,7 +80,7 @@ class MarkedStream:
 
     def resume(self, kind: str) -> bytes:
         """Encode what the client has; empty if it has nothing."""
-        return msgspec.json.encode(Resume(kind, list(self.parts.values()))) if self.has_begun else b""
+        return msgspec.json.encode(Handover(kind, list(self.parts.values()))) if self.has_begun else b""
 
 
 def _extend(values: list[Value], more: list[Value]) -> list[Value]:

@@ -24,7 +24,7 @@ from penstock.server.http.relay import ADMIN_HEADER, KEY_HEADER, TENANT_HEADER
 from penstock.server.router.forward import DROPPED, Call, Forward
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.prompts import PromptFacts, read_prompt
-from penstock.server.router.state import MAX_KEPT_BYTES, Router
+from penstock.server.router.state import MAX_KEPT_BYTES, RouterServer
 from penstock.server.router.upstream import Upstream
 
 MAX_ANSWER_BYTES = 16 << 20  # of one server, where several are asked
@@ -34,14 +34,14 @@ SECRETS = (b"authorization", b"x-api-key")
 NOT_PASSED = frozenset({b"host", b"content-length", b"accept-encoding", b"expect", b"x-forwarded-for", b"forwarded"})
 
 
-def router_of(request: Request) -> Router:
-    return cast(Router, request.app.state.router)
+def router_of(request: Request) -> RouterServer:
+    return cast(RouterServer, request.app.state.router)
 
 
 class _Tracked:
     """A response that counts as running until it ends."""
 
-    def __init__(self, router: Router, response: Any, num_bytes: int = 0) -> None:
+    def __init__(self, router: RouterServer, response: Any, num_bytes: int = 0) -> None:
         self._router, self._response, self._num_bytes = router, response, num_bytes
         router.num_running += 1
         router.num_kept_bytes += num_bytes
@@ -223,7 +223,7 @@ def _describe(one: Upstream) -> dict[str, Any]:
     }
 
 
-async def _read(request: Request, router: Router) -> bytes:
+async def _read(request: Request, router: RouterServer) -> bytes:
     """Read a body that may be sent several times."""
     if router.is_draining:
         raise Busy("the router is stopping", 5, 503)

@@ -16,7 +16,7 @@ from penstock.server.connections.hosts import Hosts, read_origins
 from penstock.server.connections.slots import raise_limit
 from penstock.server.http.keys import make_ring, reload_keys
 from penstock.server.router.config import RouterConfig
-from penstock.server.router.state import Router
+from penstock.server.router.state import RouterServer
 from penstock.server.run import LOCAL, RELOADING, STOPPING, ignore_signals, listen, make_context, record_signals
 
 log = logging.getLogger("penstock.router")
@@ -28,7 +28,7 @@ def route(urls: Sequence[str], config: RouterConfig) -> int:
     context = make_context(config.ssl_certfile, config.ssl_keyfile)
     ring = make_ring(config)
     Hosts(config.host, config.allowed_hosts), read_origins(config.allowed_origins)
-    router = Router(config, urls, ring)
+    router = RouterServer(config, urls, ring)
     caught = record_signals()
     with listen(config.host, config.port) as listener:
         if not ring.closed and config.host not in LOCAL:
@@ -37,11 +37,11 @@ def route(urls: Sequence[str], config: RouterConfig) -> int:
             import uvloop
 
             uvloop.install()
-        return asyncio.run(_Run(router, listener, context).main(caught))
+        return asyncio.run(_RouterRun(router, listener, context).main(caught))
 
 
-class _Run:
-    def __init__(self, router: Router, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+class _RouterRun:
+    def __init__(self, router: RouterServer, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         self.router, self.listener, self.context = router, listener, context
         self._num_signals = 0
         self._uvicorn: Any = None

@@ -20,7 +20,7 @@ POLL_S = 0.05
 MAX_KEPT_BYTES = 512 << 20  # of bodies that may have to be sent again
 
 
-class Router:
+class RouterServer:
     def __init__(self, config: RouterConfig, urls: Sequence[str], ring: KeyRing) -> None:
         self.config, self.ring = config, ring
         self.router_key = read_secret(config.router_key_file, "router_key_file")

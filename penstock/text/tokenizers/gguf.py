@@ -1,7 +1,8 @@
 """Read the tokenizer in a GGUF file's metadata.
 
 Kinds: `gpt2` (byte-level BPE, pre-tokenizer named by `tokenizer.ggml.pre`), `llama` (SentencePiece BPE), `gemma4`
-(SentencePiece-like pieces with explicit merges; also meant by some names of `pre`) and `bert` (WordPiece). An unknown
+(SentencePiece-like pieces with explicit merges; also meant by some names of `pre`), `bert` (WordPiece) and `t5`
+(SentencePiece unigram). An unknown
 pre-tokenizer is refused: a similar one would give other tokens than in training. Older files (no `pre`, or `default`)
 get that of their architecture's published models, else GPT-2's.
 
@@ -124,6 +125,7 @@ def _vocabulary(
     bos: int | None = None,
     eos: int | None = None,
     sep: int | None = None,
+    add_eos: bool = False,
 ) -> Vocabulary:
     """Build a vocabulary; bos and eos surround a prompt as the file's flags say, `sep` always."""
     templates = source.templates()
@@ -135,7 +137,7 @@ def _vocabulary(
         "pad_token": source.id("padding_token_id"),
     }
     prefix = (bos,) if bos is not None and source.flag("add_bos_token", add_bos) else ()
-    suffix = (eos,) if eos is not None and source.flag("add_eos_token", False) else ()
+    suffix = (eos,) if eos is not None and source.flag("add_eos_token", add_eos) else ()
     suffix = suffix if sep is None else (sep,)
     ends = [eos, source.id("eot_token_id"), source.id("eom_token_id"), *_turn_ends(source, templates)]
     last = {text: id for id, text in enumerate(source.texts)}
@@ -175,11 +177,36 @@ def _turn_ends(source: TokenizerMetadata, templates: Mapping[str, str]) -> list[
     ]
 
 
-def _sentencepiece(source: TokenizerMetadata) -> Vocabulary:
+def _scores(source: TokenizerMetadata) -> Sequence[float]:
     num = len(source.texts)
     scores: Sequence[float] = source.array("scores", float, num) or range(0, -num, -1)
     if not all(map(math.isfinite, scores)):
         raise InvalidModel(f"{source.origin}: {KEY}scores must be finite numbers; {REMEDY}")
+    return scores
+
+
+def _unigram(source: TokenizerMetadata) -> Vocabulary:
+    """Read SentencePiece's unigram, as T5 and XLM-RoBERTa have it."""
+    charsmap = source.array("precompiled_charsmap", int)
+    if any(not 0 <= each < 256 for each in charsmap):
+        raise InvalidModel(f"{source.origin}: {KEY}precompiled_charsmap must hold bytes; {REMEDY}")
+    source.texts = sentencepiece.raw_texts(source.texts, source.kinds)
+    pieces = sentencepiece.Pieces(
+        texts=source.texts,
+        scores=_scores(source),
+        kinds=source.kinds,
+        unknown=_first(source.id("unknown_token_id"), *source.of_kind(sentencepiece.UNKNOWN)),
+        add_space_prefix=source.flag("add_space_prefix", True),
+        normalizer=sentencepiece.make_normalizer(bytes(charsmap), source.flag("remove_extra_whitespaces", True)),
+        is_unigram=True,
+    )
+    backend = sentencepiece.build(pieces, source.origin)
+    add_tokens(backend, special=source.special(), plain=[])
+    return _vocabulary(source, backend, add_bos=False, add_eos=True)
+
+
+def _sentencepiece(source: TokenizerMetadata) -> Vocabulary:
+    scores = _scores(source)
     rstrip: frozenset[str] = frozenset()
     if source.architecture == "phi3":  # its tokenizer drops the line break after a role
         rstrip = frozenset(source.texts[id] for id in source.of_kind(sentencepiece.CONTROL, sentencepiece.USER_DEFINED))
@@ -283,4 +310,5 @@ READERS: dict[str, Callable[[TokenizerMetadata], Vocabulary]] = {
     "llama": _sentencepiece,
     "gemma4": _merged_pieces,
     "bert": _wordpiece,
+    "t5": _unigram,
 }

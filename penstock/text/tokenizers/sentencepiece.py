@@ -1,4 +1,4 @@
-"""SentencePiece BPE: derive merges from the scores of pieces, and read `tokenizer.model` without that library."""
+"""SentencePiece: BPE, whose merges follow from scores, and unigram; `tokenizer.model` without that library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Regex, decoders, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 
 from penstock.errors import InvalidModel
 from penstock.host.files import read_regular
@@ -18,6 +18,7 @@ from penstock.text.tokenizers.vocabulary import REMEDY, add_tokens
 
 SPACE = "\u2581"  # a space, as pieces write it
 MAX_PIECE_CHARS = 1024
+NAMELESS = "\ue000\ue001"  # begins the text of rows that have none; no text has it
 
 # kinds of piece, numbered alike in SentencePiece and GGUF files
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -35,6 +36,7 @@ class Pieces:
     normalizer: normalizers.Normalizer | None = None  # before spaces are escaped
     rstrip: frozenset[str] = frozenset()  # tokens that absorb the space after them
     merges: Sequence[tuple[str, str]] | None = None  # best first; None: derive from scores
+    is_unigram: bool = False  # the pieces whose scores have the largest sum, instead of merges
 
     def of_kind(self, *kinds: int) -> list[int]:
         return [id for id, kind in enumerate(self.kinds) if kind in kinds and self.texts[id]]
@@ -90,16 +92,34 @@ def _halvings(pieces: Sequence[str], known: set[str]) -> list[tuple[str, str]]:
     ]
 
 
-def build(pieces: Pieces, origin: str) -> Backend:
-    """Build a backend. Only ordinary pieces merge; control and user-defined tokens match the raw text first."""
+def _has_bytes(pieces: Pieces) -> bool:
+    return any(BYTE_TOKEN.fullmatch(pieces.texts[id]) for id in pieces.of_kind(BYTE))
+
+
+def _build_bpe(pieces: Pieces, origin: str) -> BPE:
     ids = {text: id for id, text in enumerate(pieces.texts) if text}
     merges = pieces.merges
     if merges is None:
         merging = pieces.of_kind(0, NORMAL, UNUSED)
         merges = merges_of([pieces.texts[id] for id in merging], [pieces.scores[id] for id in merging], origin)
     unknown = None if pieces.unknown is None else pieces.texts[pieces.unknown]
-    has_bytes = any(BYTE_TOKEN.fullmatch(pieces.texts[id]) for id in pieces.of_kind(BYTE))
-    backend = Backend(BPE(vocab=ids, merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes))
+    has_bytes = _has_bytes(pieces)
+    return BPE(vocab=ids, merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes)
+
+
+def _build_unigram(pieces: Pieces) -> Unigram:
+    """An unknown character costs 10 more than the worst ordinary piece, so the others must not be worse than that."""
+    worst = min((pieces.scores[id] for id in pieces.of_kind(0, NORMAL, UNUSED)), default=0.0)
+    scored = [
+        (text or f"{NAMELESS}{id}", max(score, worst))
+        for id, (text, score) in enumerate(zip(pieces.texts, pieces.scores))
+    ]
+    return Unigram(scored, unk_id=pieces.unknown, byte_fallback=_has_bytes(pieces))
+
+
+def build(pieces: Pieces, origin: str) -> Backend:
+    """Build a backend. Only ordinary pieces are made; control and user-defined tokens match the raw text first."""
+    backend = Backend(_build_unigram(pieces) if pieces.is_unigram else _build_bpe(pieces, origin))
     steps = [pieces.normalizer] if pieces.normalizer else []
     steps += [normalizers.Prepend(SPACE)] if pieces.add_space_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
@@ -152,9 +172,9 @@ def read_model(path: Path) -> tuple[Pieces, int, int]:
     if not texts:
         raise InvalidModel(f"{path} holds no pieces; download the model again")
     kind = _KINDS.get(_int(trainer.get(_MODEL_KIND, 1)), "unknown")
-    if kind != "bpe" or not rules.get(_ESCAPE, 1):
+    if kind not in ("bpe", "unigram") or not rules.get(_ESCAPE, 1):
         raise InvalidModel(
-            f"{path} is a SentencePiece model of kind {kind}; only bpe with escaped spaces is supported: "
+            f"{path} is a SentencePiece model of kind {kind}; bpe and unigram with escaped spaces are supported: "
             "save the tokenizer as tokenizer.json (transformers' save_pretrained does)"
         )
     unknown = [id for id, piece_kind in enumerate(kinds) if piece_kind == UNKNOWN]
@@ -164,17 +184,16 @@ def read_model(path: Path) -> tuple[Pieces, int, int]:
         kinds=kinds,
         unknown=unknown[0] if unknown else None,
         add_space_prefix=bool(rules.get(_DUMMY_PREFIX, 1)),
-        normalizer=_normalizer(rules),
+        normalizer=make_normalizer(_bytes(rules.get(_CHARSMAP, b"")), bool(rules.get(_SINGLE_SPACES, 1))),
+        is_unigram=kind == "unigram",
     )
     return pieces, _int(trainer.get(_BOS, 1)), _int(trainer.get(_EOS, 2))
 
 
-def _normalizer(rules: dict[int, int | bytes]) -> normalizers.Normalizer | None:
-    steps: list[normalizers.Normalizer] = []
-    charsmap = rules.get(_CHARSMAP, b"")
-    if charsmap:
-        steps.append(normalizers.Precompiled(_bytes(charsmap)))
-    if rules.get(_SINGLE_SPACES, 1):
+def make_normalizer(charsmap: bytes, single_spaces: bool) -> normalizers.Normalizer | None:
+    """Rewrite characters by a compiled map; drop spaces at both ends, and all but one elsewhere."""
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if single_spaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     return normalizers.Sequence(steps) if steps else None
 
