@@ -83,7 +83,7 @@ def measure_cost(llm: LLM, folder: Path, rank: int, turns: int) -> None:
         print(json.dumps({**told, "each": [round(one, 3) for _, one in ratios]}), flush=True)
 
 
-def measure_many(llm: LLM, folder: Path, rank: int, num_loras: int, num_requests: int) -> None:
+def measure_many(llm: LLM, folder: Path, rank: int, num_loras: int, num_requests: int, turns: int) -> None:
     loras = [write_adapter(folder / f"lora-{index}", llm, rank, index) for index in range(num_loras)]
     rng = random.Random(1)
     weights = [1 / (index + 1) for index in range(num_loras)]
@@ -92,7 +92,7 @@ def measure_many(llm: LLM, folder: Path, rank: int, num_loras: int, num_requests
     run(llm, [loras[0]] * 32, prompts[:32], 8)
     memory = llm.service.engine.loras.memory
     found: dict[str, list[tuple[float, float]]] = {"one": [], "many": []}
-    for _ in range(3):
+    for _ in range(turns):
         found["one"].append(run(llm, [loras[0]] * num_requests, prompts, 16))
         found["many"].append(run(llm, chosen, prompts, 16))
     clock, processor = (statistics.median(a[i] / b[i] for a, b in zip(found["one"], found["many"])) for i in (0, 1))
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=100)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--max-loras", type=int, default=8)
-    parser.add_argument("--max-cpu-loras", type=int, default=32)
+    parser.add_argument("--max-cpu-loras", type=int)
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--quantization")
     given = parser.parse_args()
@@ -126,7 +126,7 @@ def main() -> None:
         if given.kind == "cost":
             measure_cost(llm, Path(folder), given.rank, given.turns)
         else:
-            measure_many(llm, Path(folder), given.rank, given.adapters, given.requests)
+            measure_many(llm, Path(folder), given.rank, given.adapters, given.requests, min(3, given.turns))
 
 
 if __name__ == "__main__":

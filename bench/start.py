@@ -22,7 +22,7 @@ IMPORTS = "commands", "torch", "engine"
 PARTS = [  # what a part is called, and the function that does it
     ("files", "penstock.api.assemble.open_checkpoint"),
     ("tokenizer", "penstock.api.assemble.load_in_sandbox"),
-    ("weights", "penstock.api.assemble.load_lowered"),
+    ("weights", "penstock.api.engine.load.load_lowered"),
     ("cache", "penstock.api.assemble.start_engine"),
     ("prompt", "penstock.text.intake.Intake.encode"),
     ("prompt", "penstock.text.intake.Intake.encode_messages"),

@@ -1,7 +1,8 @@
 """Speed of a product with every packed format beside Q4_0 and Q8_0, on a CPU.
 
 `python -m bench.storages` multiplies one row by a matrix of random codes in each format, in turns on one thread, and
-prints the CPU seconds of each over those of Q4_0 (formats of 4 to 6 bits) or Q8_0, as the median of the turns.
+prints the CPU seconds of each over those of Q4_0 and Q8_0, as the median of the turns. `Q4_K 4 KiB` is without huge
+pages.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from penstock.ops import FORMATS, Format, OpTable, PackedWeight, pack_panels
+from penstock.ops import FORMATS, Format, OpTable, PackedWeight, pack_panels, pages
 from penstock.ops.cpu.runtime.threads import set_num_threads
 
 SEED = 0
@@ -58,6 +60,9 @@ def main() -> None:
     products: dict[str, Callable[[Tensor], Tensor]] = {
         name: partial(_multiply, ops, weight) for name, weight in weights.items()
     }
+    with patch.object(pages, "MIN_BYTES", 1 << 60):
+        small = make_random(FORMATS["Q4_K"], args.outputs, args.inputs)
+    products["Q4_K 4 KiB"] = partial(_multiply, ops, small)
     wide = pack_panels(torch.zeros(args.outputs, args.inputs, dtype=torch.bfloat16))
     products["bfloat16"] = lambda x: ops.linear(x, wide, args.outputs)
     times: dict[str, list[float]] = {name: [] for name in products}
@@ -68,7 +73,7 @@ def main() -> None:
                 times[name].append(seconds)
     print(f"{'format':10} {'bytes/value':>11} {'ms':>7} {'× Q4_0':>7} {'× Q8_0':>7}")
     for name, found in times.items():
-        weight = weights.get(name)
+        weight = weights.get(name.split()[0])
         num_bytes = weight.num_bytes / (args.outputs * args.inputs) if weight else 2.0
         ratios = [statistics.median(a / b for a, b in zip(found, times[base])) for base in ("Q4_0", "Q8_0")]
         print(f"{name:10} {num_bytes:11.3f} {1e3 * statistics.median(found):7.2f} {ratios[0]:7.2f} {ratios[1]:7.2f}")

@@ -135,6 +135,25 @@ ADDED_FLAGS: dict[str, str] = {
         f"top --{flag}": "the live view asks one server, as ps does, and scripts and pipes take one look"
         for flag in ("url", "api-key", "once", "json")
     },
+    **{
+        f"serve --kv-offloading-{name}": "how much memory and disk old prefixes may fill, and where, is the operator's"
+        for name in ("size", "path", "disk-size")
+    },
+    "serve --role": "which engines compute prompts and which answer depends on the load that is expected",
+    **{
+        f"{command} --{flag}": "a model may take several processes wherever it takes one, and these are vLLM's flags"
+        for command in ("bench latency", "bench throughput", "chat", "perplexity", "plan", "run", "run-batch", "serve")
+        for flag in """
+            tensor-parallel-size pipeline-parallel-size enable-expert-parallel distributed-executor-backend
+        """.split()
+        if (command, flag) != ("plan", "distributed-executor-backend")
+        and not (command == "serve" and flag in ("enable-expert-parallel", "distributed-executor-backend"))
+    },
+    "serve --nnodes": "how many machines share a model nobody but the operator knows",
+    **{
+        f"info --{flag}": "what each rank will hold is shown before anything is loaded"
+        for flag in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel")
+    },
     "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",
     "chat --markdown": "who copies an answer's source wants it as it is",

@@ -59,6 +59,7 @@ def main() -> None:
         return
     titles = ("asked", "one cache", "prefix", "/ one", "/ turns", "/ least")
     print(f"{'workload':10}{'load':9}" + "".join(f"{title:>10}" for title in titles) + f"{'time':>7}")
+
     for row in rows:
         one, own = row["one big cache"], row["prefix"]
         cells = f"{row['workload']:10}{row['load']:9}{row['asked']:>10.0f}{one:>10.0f}{own:>10.0f}"

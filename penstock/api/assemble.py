@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,50 +17,34 @@ from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
+from penstock.api.engine.load import DTYPES, META, Progress, load_weights
+from penstock.api.engine.start import EngineOrigin, make_memory, start_engine
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
-from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
-from penstock.cache.group import Grouping
-from penstock.cache.kv import KVCache
+from penstock.api.model_files import call_aside, find_model, load_in_sandbox, make_grammars
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
-from penstock.config.speculation import parse_speculation
-from penstock.draft.drafter import Drafter
-from penstock.draft.drafters import Drafters, make_drafters
+from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
-from penstock.engine.scheduling.prompt_cap import PromptCap
-from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.engine.scheduling.speculation import SpeculationController
-from penstock.errors import InvalidConfig, quote
-from penstock.host.machine import free_memory_bytes, held_collector, settle_collector
-from penstock.models.decoder import Decoder, Encoder
+from penstock.engine.executor import Executor
+from penstock.errors import InvalidConfig, PenstockError, quote
+from penstock.host.machine import free_memory_bytes, held_collector
+from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
-from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
-from penstock.passes.adapt import LoraTable
-from penstock.passes.load import load_lowered
+from penstock.passes.adapt import LoraTable, make_lora_table
 from penstock.passes.outline import count_packed_bytes
-from penstock.runner.cpu.loras import LoraBank
-from penstock.runner.cpu.runner import Runner
-from penstock.runner.memory import BlockMemory
-from penstock.runner.store.blocks import BlockStore
-from penstock.runner.store.open import open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Applied
 
 if TYPE_CHECKING:
+    from penstock.api.ranks.ranks import Ranks
     from penstock.runner.compile.ahead import AheadCompiler
     from penstock.runner.cuda.decode_graphs import DecodeGraphs
-    from penstock.runner.cuda.encoder import EncoderRunner
-    from penstock.runner.cuda.runner import CudaRunner
 
-Progress = Callable[[int, int], None]
-Made = TypeVar("Made")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-META = torch.device("meta")
 _log = logging.getLogger(__name__)
 
 
@@ -114,47 +98,66 @@ def assemble(
     sources = read_sources(config, draft_fn)
     path = find_model(model, config.revision, show_progress)
     dummy = config.load_format == "dummy"
-    checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
-    try:
-        described = checkpoint.config if checkpoint else read_config(path)
-        generation = _generation_config(path, checkpoint, config)
-        defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
-        spec = spec_from_config(described, config.max_model_len)
-        if asks_for_model(config):  # refuse before a draft model is fetched
-            _resolve_settings(spec, described, config, _gpu(spec, described, config, checkpoint), offline)
-        draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-        ahead = _compile_ahead(spec, described, config, offline, num_replicas)
-        spec, settings = _resolve_settings(
-            spec, described, config, _gpu(spec, described, config, checkpoint), offline, draft, num_replicas
-        )
-        settings = _tell_idle(settings, config, checkpoint, spec)
-        sources.require_drafts(settings)
-        stored = checkpoint.quantization if checkpoint else "dummy"
-        applied = list_static(settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
-        tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
-        cpu.set_num_threads(settings.threads)
-        loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
-        loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress, loras)
-    finally:
-        if checkpoint:
-            checkpoint.close()
-    made = tokenizer.result() if tokenizer else None
-    grammars = make_grammars(path, config, made)
-    others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
+    with ExitStack() as on_failure:
+        checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
+        try:
+            described = checkpoint.config if checkpoint else read_config(path)
+            generation = _generation_config(path, checkpoint, config)
+            defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
+            spec = spec_from_config(described, config.max_model_len)
+            gpu = partial(_gpu, spec, described, config, checkpoint)
+            if asks_for_model(config):  # refuse before a draft model is fetched
+                _resolve_settings(spec, described, config, gpu(), offline)
+            draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
+            ahead = _compile_ahead(spec, described, config, offline, num_replicas)
+            resolve_for = partial(_resolve_settings, described=described, config=config, offline=offline)
+            spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, num_replicas=num_replicas)
+            ranks = _make_ranks(config, path, spec, on_failure)
+            if ranks is not None:
+                room = ranks.gather(described, checkpoint, settings.kv_cache_dtype)
+                spec, settings = resolve_for(spec, gpu=None, num_replicas=num_replicas, room=room)
+                ranks.set_up(spec, settings)
+            settings = _tell_idle(settings, config, checkpoint, spec)
+            sources.require_drafts(settings)
+            stored = checkpoint.quantization if checkpoint else "dummy"
+            applied = list_static(
+                settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
+            )
+            tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
+            cpu.set_num_threads(settings.threads)
+            own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
+            loras = make_table(own, settings, torch.device(settings.device))
+            loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras, mesh)
+        finally:
+            if checkpoint:
+                checkpoint.close()
+        made = tokenizer.result() if tokenizer else None
+        grammars = make_grammars(path, config, made)
+        others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
+        engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, EngineOrigin(path, ranks))
+        on_failure.pop_all()
+    num_bytes = checkpoint.num_bytes if checkpoint else 0
     return Assembly(
-        path,
-        spec,
-        settings,
-        generation,
-        made,
-        start_engine(loaded, settings, grammars, ahead, others, draft, loras, path),
-        stored,
-        checkpoint.num_bytes if checkpoint else 0,
-        grammars,
-        defaults,
-        applied,
-        draft,
+        path, spec, settings, generation, made, engine, stored, num_bytes, grammars, defaults, applied, draft
     )
+
+
+def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec, on_failure: ExitStack) -> Ranks | None:
+    """Make the other ranks of a model; None if there is one rank only."""
+    if count_ranks(config) == 1:
+        return None
+    from penstock.api.ranks.ranks import Ranks
+
+    ranks = Ranks(config, path, spec)
+    on_failure.callback(ranks.close)
+    return ranks
+
+
+def watch_ranks(executor: Executor, on_loss: Callable[[PenstockError], None]) -> None:
+    """Call `on_loss`, in any thread, when one of several ranks is lost."""
+    crew = getattr(executor, "crew", None)
+    if crew is not None:
+        crew.on_loss = on_loss
 
 
 def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:
@@ -178,15 +181,17 @@ def _resolve_settings(
     offline: bool,
     draft: DraftPart | None = None,
     num_replicas: int = 1,
+    room: int | None = None,
 ) -> tuple[ModelSpec, Resolved]:
-    """The settings, and the spec for the longest sequence that they allow."""
+    """The settings, and the spec for the longest sequence that they allow. `room`: free memory of all machines."""
     settings = resolve(
         config,
         Facts(
             spec.max_positions,
             bytes_per_token(spec, config, draft),
-            free_memory_bytes(),
+            free_memory_bytes() if room is None else room,
             cpu.available_cores(),
+            num_layers=spec.num_layers,
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
@@ -215,26 +220,9 @@ def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint 
     return mark_idle(settings, idle)
 
 
-def _load(
-    checkpoint: Checkpoint | None,
-    spec: ModelSpec,
-    settings: Resolved,
-    device: torch.device,
-    progress: Progress | None = None,
-    loras: LoraTable | None = None,
-) -> Decoder | Encoder:
-    return load_lowered(
-        checkpoint,
-        spec,
-        dtype=DTYPES.get(settings.dtype),
-        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type == "cuda" else None),
-        rounded=settings.activation_dtype == "int8",
-        dummy_seed=settings.seed if settings.load_format == "dummy" or device == META else None,
-        progress=progress,
-        device=device,
-        exact=settings.deterministic,
-        loras=loras,
-    )
+def make_table(spec: ModelSpec, settings: Resolved, device: torch.device) -> LoraTable | None:
+    slots = settings.max_loras, settings.max_lora_rank, DTYPES.get(settings.dtype), device
+    return make_lora_table(spec, *slots) if settings.enable_lora else None
 
 
 def _may_use_gpu(config: EngineConfig) -> bool:
@@ -265,7 +253,7 @@ def _compile_ahead(
     driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
     if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
         return None
-    glimpse = _aside(gpu.read_driver, driver)
+    glimpse = call_aside(gpu.read_driver, driver)
     try:
         # This imports Triton, which takes as long as starting the driver.
         from penstock.runner.compile.ahead import start_compiling
@@ -297,7 +285,7 @@ def _compile_ahead(
             )
         )
         begun = start_compiling(partial(outline, spec, settings, seen.num_sms), wanted, seen, cpu.available_cores())
-        _aside(hash_compiler)
+        call_aside(hash_compiler)
         return begun
     except Exception as error:
         _log.debug("kernels are not compiled ahead: %r", error)
@@ -308,97 +296,9 @@ def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
     """The steps of a GPU's engine on the meta device."""
     from penstock.runner.cuda.decode_graphs import make_decode_graphs
 
-    model = _load(None, spec, settings, META)
+    model = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
     assert isinstance(model, Decoder)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
+    seqs, memory = settings.max_num_seqs, make_memory(1, grouping, settings, META)
     with torch.inference_mode():
-        return make_decode_graphs(
-            model, _memory(1, grouping, settings, META), settings.max_num_seqs, num_sms, True, settings.deterministic
-        )
-
-
-def _memory(num_blocks: int, grouping: Grouping, settings: Resolved, device: torch.device) -> BlockMemory:
-    return BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype, device)
-
-
-def start_engine(
-    model: Decoder | Encoder,
-    settings: Resolved,
-    grammars: GrammarCompiler | None = None,
-    ahead: AheadCompiler | None = None,
-    others: Sequence[Drafter] = (),
-    draft: DraftPart | None = None,
-    loras: LoraTable | None = None,
-    path: Path | None = None,
-) -> Engine:
-    """The pool's blocks twice: their owners in the cache, their bytes in the runner. `path`: the model's files, after
-    which the store of blocks names them; without it there is none."""
-    if draft is not None:
-        draft.resolve(settings)
-    grouping = group_states(model.spec, settings.kv_cache_dtype, settings.block_size, draft)
-    ahead_tokens = max((group.ahead for group in grouping.groups), default=0)  # the longest sequence must fit with them
-    num_blocks = -(-(settings.kv_cache_tokens + ahead_tokens) // settings.block_size) * len(grouping.groups)
-    memory = _memory(num_blocks, grouping, settings, torch.device(settings.device))
-    store, offloading = open_store(settings, path, model.spec, grouping) or (None, None)
-    prefixes = settings.enable_prefix_caching
-    cache = KVCache(num_blocks, settings.block_size, grouping.groups, prefixes, offloading=offloading)
-    drafters = make_drafters(parse_speculation(settings.speculative_config), others)
-    scheduler = Scheduler(
-        cache,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        policy=settings.scheduling_policy,
-        capacity=settings.capacity,
-        speculation=None if drafters is None else SpeculationController(draft.ahead if draft else 0),
-        prompt_cap=_prompt_cap(settings),
-        exact_starts=settings.device != "cpu" and drafters is not None,
-    )
-    if loras is not None:
-        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
-        if offloading is not None:
-            offloading.names.find_adapters = scheduler.roster.loras.memory.describe
-    if settings.device == "cpu":
-        bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
-        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank, store)
-        if draft is not None:
-            draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
-        return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters, store)
-    if ahead:
-        ahead.wait()
-    runner.warm()
-    settle_collector()
-    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
-
-
-def _prompt_cap(settings: Resolved) -> PromptCap | None:
-    aims_s = (None if aim is None else aim / 1e3 for aim in (settings.tpot_slo_ms, settings.ttft_slo_ms))
-    return PromptCap(*aims_s) if settings.caps_prompts else None
-
-
-def _gpu_runner(
-    model: Decoder | Encoder,
-    memory: BlockMemory,
-    settings: Resolved,
-    grammars: GrammarCompiler | None,
-    drafters: Drafters | None,
-    store: BlockStore | None,
-) -> CudaRunner | EncoderRunner:
-    from penstock.runner.cuda.encoder import EncoderRunner
-    from penstock.runner.cuda.runner import CudaRunner
-
-    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
-    if isinstance(model, Encoder):
-        return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    eager, deterministic = settings.enforce_eager, settings.deterministic
-    runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
-    runner.store = store
-    return runner
-
-
-def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
-    """Begin a call in a thread of its own: kernels that pack weights leave Python to it."""
-    thread = ThreadPoolExecutor(1)
-    begun = thread.submit(function, *values)
-    thread.shutdown(wait=False)
-    return begun
+        return make_decode_graphs(model, memory, seqs, num_sms, True, settings.deterministic)

@@ -126,7 +126,7 @@ class _Loop(threading.Thread):
         """Make the queued calls; with nothing to compute, wait for one. False ends the thread."""
         engine = self._service.engine
         while not self._calls.empty() or not engine.has_work:
-            if self._calls.empty() and engine.scheduler.has_saves:
+            if self._calls.empty() and engine.has_saves:
                 engine.save()
                 continue
             try:

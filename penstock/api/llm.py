@@ -282,7 +282,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix that is not in use; True if none is in use."""
-        self.service.engine.scheduler.forget_prefixes()
+        self.service.engine.forget_prefixes()
         return not self.service.engine.has_work
 
     def sleep(self, level: int = 1) -> None:

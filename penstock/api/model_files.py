@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.config import EngineConfig
 from penstock.models.files import Checkpoint, open_checkpoint
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sandbox.lexicon import make_lexicon
 from penstock.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+
+Made = TypeVar("Made")
 
 
 def find_model(name: str, revision: str | None, progress: bool) -> Path:
@@ -54,3 +57,11 @@ def _with_source(
         return load(source.tokenizer_source(), str(path))
     finally:
         source.close()
+
+
+def call_aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
+    """Begin a call in a thread of its own: kernels that pack weights leave Python to it."""
+    thread = ThreadPoolExecutor(1)
+    begun = thread.submit(function, *values)
+    thread.shutdown(wait=False)
+    return begun

@@ -6,6 +6,7 @@ The first line of standard input says what to load; afterwards the pipe's end te
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 STDIN = 0
 ORPHANED = 3
+RANK_LOST = 4
+_log = logging.getLogger(__name__)
 TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
 
 
@@ -68,7 +71,7 @@ def _work(task: Task, wire: Wire) -> int:
     begin = time.perf_counter()
     pulse = Heartbeat(task.beat_endpoint)
     pulse.start()  # while loading, too
-    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
+    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes, watch_ranks
     from penstock.api.model_files import find_model
 
     config = EngineConfig.from_options(**task.options)
@@ -79,6 +82,7 @@ def _work(task: Task, wire: Wire) -> int:
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
+    watch_ranks(engine.executor, _end)
     wire.send(
         Ready(
             [(one.name, one.value, one.why) for one in settings.settings],
@@ -108,6 +112,12 @@ def _work(task: Task, wire: Wire) -> int:
     loop.serve()
     engine.close()
     return 0
+
+
+def _end(lost: PenstockError) -> None:
+    """End this process at once, whatever it waits for: the API process starts another, and its ranks."""
+    _log.error("%s", lost)
+    os._exit(RANK_LOST)
 
 
 def _prepare(grammars: GrammarCompiler | None, request: Request) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 ALIGNMENT = 4  # bytes: scales are float32
@@ -134,6 +134,23 @@ def group_layers(
         for start in range(0, len(layers), count):
             some = tuple(layers[start : start + count])
             groups.append(Group(spec, some, part_bytes, ahead=ahead if some[-1] >= first_drafting else 0))
+    return Grouping(tuple(groups), block_bytes)
+
+
+def cut_groups(grouping: Grouping, layers: range, states: Sequence[StateSpec | None], block_size: int) -> Grouping:
+    """Keep those layers, numbered from 0, in the same groups with the same tables. `states`: of all layers, as they are
+    kept here. Blocks are as large as they need."""
+    groups, block_bytes = [], ALIGNMENT
+    for group in grouping.groups:
+        kept = tuple(layer - layers.start for layer in group.layers if layer in layers)
+        spec = states[group.layers[0]]
+        assert spec is not None
+        part_bytes = spec.bytes_per_position * block_size if group.is_paged else spec.bytes_per_state
+        num_bytes = part_bytes * len(kept)
+        if not group.is_paged:
+            num_bytes = -(-spec.num_rows * len(kept) // group.blocks_per_state) * spec.row_bytes
+        groups.append(replace(group, spec=spec, layers=kept, part_bytes=part_bytes))
+        block_bytes = max(block_bytes, num_bytes)
     return Grouping(tuple(groups), block_bytes)
 
 

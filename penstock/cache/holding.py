@@ -183,7 +183,7 @@ class Snapshots:
         """Free blocks for one more snapshot, those of the least recently used ones where snapshots fill their share."""
         for node, g in [place for place in self._kept if place[0].slots[place[1]] is None]:
             del self._kept[node, g]
-        for node, g in sorted(self._kept, key=lambda place: place[0].used):
+        for node, g in sorted(self._kept, key=lambda place: (place[0].rank, place[0].used)):
             if self.num_held + self.state_blocks <= self.max_blocks:
                 break
             if self._tree.is_idle(node, g):

@@ -45,7 +45,7 @@ def chain_hash(chain: int, key: Key) -> int:
 class Node:
     """The block that follows its parent's prefix. `slots[g]` are the blocks of group g here, None for none."""
 
-    __slots__ = ("chain", "children", "digest", "key", "parent", "pins", "queued", "slots", "used")
+    __slots__ = ("chain", "children", "digest", "key", "kept", "parent", "pins", "priority", "queued", "slots", "used")
 
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
@@ -56,9 +56,17 @@ class Node:
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0  # sequences whose own path ends here
         self.used = 0
+        self.priority = 0  # of retention: what has less is evicted first
+        self.kept = 0  # sessions whose path this is part of: evicted after all others
         self.queued = [False] * num_groups  # stands in the eviction queue already
 
+    @property
+    def rank(self) -> int:
+        """Order nodes for eviction, before the time of their last use."""
+        return KEPT if self.kept else self.priority
 
+
+KEPT = 1 << 30
 Place = tuple[Node, int]  # a node and a group
 
 
@@ -75,7 +83,7 @@ class RadixCache:
         self._roots: dict[Hashable, Node] = {}
         self._clock = 0
         self._owner: dict[int, tuple[Node, int]] = {}  # block -> where it is held
-        self._queue: list[tuple[int, int, int, Node, int]] = []  # candidates for eviction, oldest first
+        self._queue: list[tuple[int, int, int, int, Node, int]] = []  # candidates for eviction, the first one first
         self._tick = 0
         self._pins = 0  # of all nodes
         self._full = [group.spec.kind == "full" for group in groups]
@@ -160,11 +168,11 @@ class RadixCache:
         while self.pool.num_free < num_free:
             if not self._queue:
                 return False
-            used, _, _, node, g = heapq.heappop(self._queue)
+            rank, used, _, _, node, g = heapq.heappop(self._queue)
             node.queued[g] = False
             if not self._is_evictable(node, g):
                 continue
-            if node.used > used:
+            if (node.rank, node.used) > (rank, used):
                 self._offer(node, g)
                 continue
             self._give_up(node, g)
@@ -217,7 +225,7 @@ class RadixCache:
         if not node.queued[g] and self._is_evictable(node, g):
             node.queued[g] = True
             self._tick += 1
-            heapq.heappush(self._queue, (node.used, int(self._full[g]), self._tick, node, g))
+            heapq.heappush(self._queue, (node.rank, node.used, int(self._full[g]), self._tick, node, g))
 
     def _drop(self, node: Node, g: int) -> None:
         slot = node.slots[g]
@@ -297,7 +305,7 @@ class RadixCache:
                 raise AssertionError("an empty leaf was left in the tree")
         if held != self._owner or self._pins != sum(node.pins for node in self.nodes()):
             raise AssertionError("the tree's list of its blocks, or its count of pins, is wrong")
-        queued = {(node, g) for _, _, _, node, g in self._queue}
+        queued = {(node, g) for *_, node, g in self._queue}
         if any(self._is_evictable(*where) and where not in queued for where in set(held.values())):
             raise AssertionError("an idle slot was never offered for eviction")
 

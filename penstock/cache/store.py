@@ -16,8 +16,8 @@ DIGEST_BYTES = 16
 MAX_LOOKS = 512  # places that are looked at for one plan with rows
 
 
-class Store(Protocol):
-    """What is kept outside the pool. A name that is there now may be gone when it is to be loaded."""
+class KvStore(Protocol):
+    """Blocks outside the pool, by name. One that is there now may be gone when it is to be loaded."""
 
     def has(self, name: bytes) -> bool: ...
 
@@ -35,15 +35,15 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Transfer:
     """A place's content in the store, and the blocks of the pool that it is read from or written to."""
 
     name: bytes
     blocks: Slot
 
 
-class Names:
-    """Names of blocks: digests over the model's fingerprint, the root, and all keys up to the block, so that equal
+class BlockNames:
+    """BlockNames of blocks: digests over the model's fingerprint, the root, and all keys up to the block, so that equal
     names mean equal contents in any process."""
 
     def __init__(self, fingerprint: str, find_adapters: Callable[[str], str | None] = lambda key: None) -> None:
@@ -93,8 +93,8 @@ def name_slot(digest: bytes, g: int) -> bytes:
 class Offloading:
     """Where blocks are kept outside the pool, and how many a plan with rows saves."""
 
-    store: Store
-    names: Names
+    store: KvStore
+    names: BlockNames
     most_saves: int = 8
 
 
@@ -109,7 +109,7 @@ class Saves:
         self.idle: dict[Place, None] = {}
         tree.idle = self.idle
 
-    def take(self, plan: int, beside: bool) -> tuple[Stored, ...]:
+    def take(self, plan: int, beside: bool) -> tuple[Transfer, ...]:
         """Name what `plan` is to save: nothing that plans which have not ended are still to compute. `beside` rows it
         saves a few only."""
         if not self.idle:
@@ -149,18 +149,18 @@ class Saves:
         self.idle.clear()
         self.store.forget()
 
-    def _name(self, place: Place) -> Stored | None:
+    def _name(self, place: Place) -> Transfer | None:
         """Name what the place holds; None if it holds nothing, or what it holds is in the store."""
         node, g = place
         slot = node.slots[g]
         digest = self.names.of(node) if slot is not None else None
         if slot is None or digest is None or self.store.has(name_slot(digest, g)):
             return None
-        return Stored(name_slot(digest, g), slot)
+        return Transfer(name_slot(digest, g), slot)
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class PendingLoad:
     place: Place
     name: bytes
     slot: Slot
@@ -171,7 +171,7 @@ class Loads:
 
     def __init__(self, pool: BlockPool, tree: RadixCache) -> None:
         self._pool, self._tree = pool, tree
-        self.pending: list[Load] = []
+        self.pending: list[PendingLoad] = []
         self.num_loaded = 0  # blocks, since the start
         self._begin = 0
 
@@ -180,19 +180,19 @@ class Loads:
         node, g = place
         slot = tuple(self._pool.take() for _ in range(self._tree.groups[g].blocks_per_state))
         self._tree.hold(node, g, slot)
-        self.pending.append(Load(place, name, slot))
+        self.pending.append(PendingLoad(place, name, slot))
         return slot
 
-    def take(self, plan: int) -> tuple[Stored, ...]:
+    def take(self, plan: int) -> tuple[Transfer, ...]:
         """Hand all to `plan`."""
         taken, self.pending = self.pending, []
         for load in taken:
             self._pool.release_all(load.slot, plan)
             self.num_loaded += len(load.slot)
-        return tuple(Stored(load.name, load.slot) for load in taken)
+        return tuple(Transfer(load.name, load.slot) for load in taken)
 
     def begin(self) -> None:
-        """What is added from now on is for one sequence, until the next call."""
+        """Take what is added from now on, until the next call, as one sequence's."""
         self._begin = len(self.pending)
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""What plans that have not ended are still to compute, or to load, of what stands in the tree already."""
+"""Places of the tree that plans which have not ended are still to compute, or to load."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Uncomputed:
         depends on it."""
         due = self.list_places()
         if holding is not None:
-            path = set(_walk_up(holding.node))
+            path = set(walk_up(holding.node))
             first = {node for node, _ in due if node in path}
-            due = [place for place in due if not first.isdisjoint(_walk_up(place[0]))]
+            due = [place for place in due if not first.isdisjoint(walk_up(place[0]))]
         return self._tree.find_dependents(due)
 
     def check(self, ended: int) -> None:
@@ -38,7 +38,7 @@ class Uncomputed:
             raise AssertionError("a plan that has ended is still to compute something")
 
 
-def _walk_up(node: Node | None) -> Iterator[Node]:
+def walk_up(node: Node | None) -> Iterator[Node]:
     while node is not None:
         yield node
         node = node.parent

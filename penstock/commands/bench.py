@@ -14,7 +14,7 @@ import typer
 
 from penstock.commands.bench_speculation import speculation
 from penstock.commands.flags.command import Command
-from penstock.commands.flags.options import Json, ModelOrDefault, engine_options, open_llm
+from penstock.commands.flags.options import RANKS, Json, ModelOrDefault, engine_options, open_llm
 from penstock.commands.output import Table, write_note, write_text
 from penstock.errors import InvalidRequest, quote
 from penstock.hub.names import DEFAULT_MODEL
@@ -103,7 +103,7 @@ def latency(
     _measure(model, _tests(1, prompt_tokens, output_tokens), repetitions, as_json, options)
 
 
-app.command(cls=Command)(engine_options()(speculation))
+app.command(cls=Command)(engine_options(*RANKS)(speculation))
 
 
 def _tests(num_seqs: int, prompt_tokens: int, output_tokens: int) -> list[Test]:

@@ -5,31 +5,46 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.commands.flags.options import Json
+from penstock.commands.machine.ranks import add_ranks
 from penstock.commands.output import Table, write_text
 from penstock.host.gguf_parts import model_files
 
+if TYPE_CHECKING:
+    from penstock.config import EngineConfig
+    from penstock.models.files import Checkpoint
+    from penstock.models.spec import ModelSpec
+
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+Tensor = Annotated[int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share each layer.")]
+Pipeline = Annotated[int, typer.Option("--pipeline-parallel-size", "-pp", help="Stages of layers.")]
+Experts = Annotated[bool, typer.Option("--enable-expert-parallel", help="Deal experts out to ranks.")]
 GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece", "gemma4": "BPE", "bert": "WordPiece"}
 LABELS = {"num_parameters": "parameters", "num_bytes": "size on disk"}
 
 
-def info(model: Model = None, as_json: Json = False) -> None:
-    """Describe a model; without one, this installation."""
-    facts = describe(model) if model else installation()
+def info(
+    model: Model = None, as_json: Json = False, tensor: Tensor = 1, pipeline: Pipeline = 1, experts: Experts = False
+) -> None:
+    """Describe a model; without one, this installation. With several ranks, say what each will hold."""
+    from penstock.config import EngineConfig
+
+    config = EngineConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, enable_expert_parallel=experts)
+    facts = describe(model, config) if model else installation()
     if as_json:
         write_text(json.dumps(facts, indent=2, default=str) + "\n")
         return
-    defaults = facts.pop("defaults", {})
+    defaults, ranks = facts.pop("defaults", {}), facts.pop("ranks", [])
     table = Table()
     for name, value in facts.items():
         table.add(LABELS.get(name, name.replace("_", " ")), readable(name, value))
     for name, one in defaults.items():
         table.add(f"default {name}", f"{one['value']} ({one['why']})")
+    add_ranks(table, ranks)
     write_text(table.plain())
 
 
@@ -58,10 +73,9 @@ def installation() -> dict[str, Any]:
     }
 
 
-def describe(model: str) -> dict[str, Any]:
+def describe(model: str, config: EngineConfig) -> dict[str, Any]:
     """Describe a model by its configuration and tensor headers alone."""
     from penstock.api.defaults import find_defaults
-    from penstock.config import EngineConfig
     from penstock.hub import resolve_model
     from penstock.models.files import open_checkpoint
     from penstock.models.spec import spec_from_config
@@ -73,7 +87,7 @@ def describe(model: str) -> dict[str, Any]:
         attention: Any = spec.layers[0].mixer
         kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)
         kind, template = _tokenizer(checkpoint.tokenizer_source())
-        defaults = find_defaults(EngineConfig(), checkpoint.generation_config, checkpoint.metadata)
+        defaults = find_defaults(config, checkpoint.generation_config, checkpoint.metadata)
         return {
             "model": model,
             "path": str(path),
@@ -91,6 +105,7 @@ def describe(model: str) -> dict[str, Any]:
             "num_bytes": bytes_on_disk(path),
             "tokenizer": kind,
             "chat_template": template,
+            **_ranks(checkpoint, spec, config),
             **(
                 {}
                 if spec.is_encoder
@@ -99,6 +114,19 @@ def describe(model: str) -> dict[str, Any]:
         }
     finally:
         checkpoint.close()
+
+
+def _ranks(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> dict[str, Any]:
+    """Describe the ranks, if there are several."""
+    from penstock.config.ranks import count_ranks, resolve_ranks
+
+    if count_ranks(config) == 1:
+        return {}
+    from penstock.api.plan.ranks import list_ranks
+    from penstock.config import Facts
+
+    resolve_ranks(config, Facts(spec.max_positions, 0, 0, 1, spec.is_encoder, num_layers=spec.num_layers))
+    return {"ranks": [each.describe() for each in list_ranks(checkpoint, spec, config)]}
 
 
 def bytes_on_disk(path: Path) -> int:

@@ -49,10 +49,16 @@ def serve(
     named = ([model] if model else []) + (models or []) or names or ["smollm2"]
     settings = ServerConfig.from_options(**{**filed_server, **server})
     engine = {**filed, **options}
-    EngineConfig.from_options(**engine)
+    parsed = EngineConfig.from_options(**engine)
     set_up_log(settings.log_format)
     VllmFlags.from_options(**{**filed_vllm, **vllm})
+    if parsed.nnodes > 1 and len(named) > 1:
+        raise InvalidConfig(f"nnodes={parsed.nnodes} is for one model, not {len(named)}: name one")
     served = name_models(named, settings.first_name)
+    if parsed.node_rank:
+        from penstock.api.ranks.node import run_node
+
+        raise typer.Exit(run_node(next(iter(served.values())), parsed))
     taken = next((name for name in list(served)[1:] if name in settings.served_model_name), None)
     if taken is not None:
         raise InvalidConfig(f"--served-model-name {taken!r} is another model's name: the names are the first model's")

@@ -62,6 +62,8 @@ KV_CACHE_DTYPES = (*DTYPES, "int8", "int4", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
+BACKENDS = ("mp", "ray")
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's
 LOAD_FORMATS = ("auto", "dummy")
 MAX_POSITIONS = 2**31 - 1  # they are counted in 32 bits
 MAX_CACHE_TOKENS = 2**48
@@ -204,9 +206,33 @@ class EngineConfig:
     max_loras: int = option(8, "different adapters, or sums of some, in one step", least=1, most=1024)
     max_lora_rank: int = option(16, "largest rank of an adapter", least=1, most=4096)
     max_cpu_loras: int | None = option(
-        None, "adapters in memory; others are read from disk when needed (default: max_loras)", least=1, most=65536
+        None,
+        "adapters in memory; others are read from disk when needed (default: an eighth of the free memory)",
+        least=1,
+        most=65536,
     )
-    threads: int | None = option(None, "CPU threads", least=1, most=256)
+    tensor_parallel_size: int = option(
+        1, "tensor-parallel ranks: processes that have a share of each matrix", least=1, most=64
+    )
+    enable_expert_parallel: bool = option(False, "deal experts out to tensor-parallel ranks, instead of cutting each")
+    pipeline_parallel_size: int = option(1, "pipeline stages: processes that have some layers each", least=1, most=256)
+    distributed_executor_backend: str = option(
+        "mp", "start processes of several ranks here (mp), or by Ray on the machines of its cluster", BACKENDS
+    )
+    ray_placement: str = option(
+        "PACK", "place ranks on as few machines of Ray's cluster as can be, or on different ones", PLACEMENTS
+    )
+    nnodes: int = option(1, "machines that share a model without Ray", least=1, most=256)
+    node_rank: int = option(0, "this machine's number; the server is on 0", least=0, most=255)
+    master_addr: str = option("127.0.0.1", "address of machine 0, where it awaits the others")
+    master_port: int = option(29501, "port of machine 0, where it awaits the others", least=1, most=65535)
+    distributed_secret_file: str | None = option(
+        None, "file with the secret that the machines prove to each other (or PENSTOCK_DISTRIBUTED_SECRET)"
+    )
+    distributed_tls_certfile: str | None = option(None, "encrypt connections between machines: this one's certificate")
+    distributed_tls_keyfile: str | None = option(None, "the certificate's key")
+    distributed_tls_ca: str | None = option(None, "CA of the certificates of all machines")
+    threads: int | None = option(None, "CPU threads of each process", least=1, most=256)
     generation_config: str = option(
         "auto",
         "source of sampling defaults: auto (the model), vllm (neutral), or a folder with a generation_config.json",

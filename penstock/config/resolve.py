@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
+from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
@@ -21,7 +22,9 @@ GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grow
 CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
+LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
+LORA_SHARE = 8  # of the free memory, one part for adapters
 AUTO_KV_DTYPE = "float16"
 
 
@@ -47,6 +50,7 @@ class GpuFacts:
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
     captured_tokens: int = 0  # of the largest step with prompts that is captured
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
+    lora_bytes: int = 0  # of an adapter of all linears, for each rank, at 16 bits
     kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
 
 
@@ -62,6 +66,7 @@ class Facts:
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
+    num_layers: int = 1
     num_replicas: int = 1  # engines that share the machine
 
     @property
@@ -87,10 +92,10 @@ class Resolved(EngineConfig):
     max_num_batched_tokens: int
     kv_cache_tokens: int
     threads: int
-    max_cpu_loras: int
     settings: tuple[Setting, ...]
     caps_prompts: bool = False  # beside decode rows, by measured step costs
     keeps_packed: bool = False  # quantized matrices stay as the checkpoint codes them
+    lora_bytes: int = 0  # of memory for adapters, where max_cpu_loras is None
 
     def __post_init__(self) -> None:
         """The options were checked as the user gave them."""
@@ -150,6 +155,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
         and room < wide * gpu.layer_bytes
     ):
         return 0
+    if config.enable_lora:
+        room -= wide * config.max_loras * -(-config.max_lora_rank // LORA_RANK_STEP) * LORA_RANK_STEP * gpu.lora_bytes
     captured = 0 if config.enforce_eager else min(tokens, gpu.captured_tokens)  # graphs have memory of their own
     left = room - wide * ((tokens + captured) * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
@@ -181,12 +188,16 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         raise InvalidConfig(f"device=cuda needs {facts.gpu.lacks}, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
+    if count_ranks(config) > 1:
+        return "cpu", ON_CPUS
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
     if facts.gpu.lacks:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
+    if config.enable_lora:
+        return "cpu", "adapters have not been checked on a GPU"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
     if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
@@ -270,22 +281,48 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     return reason
 
 
-def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
-    if config.enable_lora and gpu is not None:
+def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
+    if config.enable_lora and gpu is not None and facts.whole_prompts:
         raise InvalidConfig(
-            f"enable_lora=True needs a CPU, and this is {gpu.name}: set device=cpu, or merge the adapter into the "
-            "model (penstock merge)"
+            f"enable_lora=True with an embedding model needs a CPU, and this is {gpu.name}: set device=cpu, or merge "
+            "the adapter into the model (penstock merge)"
         )
-    return {} if config.max_cpu_loras else {"max_cpu_loras": (config.max_loras, "as many as in one step")}
+    if not config.enable_lora or config.max_cpu_loras:
+        return {}
+    room = f"as many as fit in {_lora_bytes(facts) / GIB:.2g} GiB, an eighth of the free memory"
+    return {"max_cpu_loras": (None, room)}
+
+
+def _lora_bytes(facts: Facts) -> int:
+    return facts.free_memory_bytes // LORA_SHARE
+
+
+def _require_cpu_formats(config: EngineConfig, why: str) -> None:
+    for name in ("kv_cache_dtype", "quantization"):
+        if getattr(config, name) == "fp8":
+            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({why}): set int8, or leave it out")
+
+
+def _require_memory(config: EngineConfig, facts: Facts) -> None:
+    """Refuse a store of blocks that is larger than the free memory."""
+    wanted = config.kv_offloading_size * facts.num_replicas
+    if wanted * GIB > facts.free_memory_bytes:
+        engines = f" for each of {facts.num_replicas} engines" if facts.num_replicas > 1 else ""
+        free = f"{facts.free_memory_bytes / GIB:.1f} GiB"
+        raise InvalidConfig(
+            f"kv_offloading_size={config.kv_offloading_size:g}{engines} is over the {free} that are free: lower it, or "
+            "keep blocks in files with kv_offloading_path"
+        )
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
-    for name in ("kv_cache_dtype", "quantization"):
-        if gpu is None and getattr(config, name) == "fp8":
-            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({device[1]}): set int8, or leave it out")
+    if gpu is None:
+        _require_cpu_formats(config, device[1])
+    _require_memory(config, facts)
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
     if config.max_num_seqs is None:
@@ -314,8 +351,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             if facts.whole_prompts
             else (least, reason)
         )
-    if config.threads is None:
-        derived["threads"] = facts.num_threads, f"the cores this process may use{_name_replicas(facts)}"
+    derived |= ranks
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (
             (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")
@@ -327,7 +363,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)
-    derived |= aims | _loras(config, gpu)
+    derived |= aims | _loras(config, facts, gpu)
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}
@@ -338,7 +374,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(**values, settings=settings, caps_prompts=caps_prompts)
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=_lora_bytes(facts))
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:

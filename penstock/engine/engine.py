@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engine.executor import Answer, Awaited, Done, DropLora, Executor, LoadLora, Ticket
+from penstock.engine.executor import (
+    Answer,
+    Awaited,
+    Done,
+    DropLora,
+    EraseSession,
+    Executor,
+    LoadLora,
+    SaveSession,
+    Ticket,
+)
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.errors import RankLost
 from penstock.types import Delta, Request
 
 
 def prepare_nothing() -> bool:
     return False
+
+
+NO_STORE = "there is no store to save a session to: start with --kv-offloading-path or --kv-offloading-size"
 
 
 class Engine:
@@ -32,6 +47,7 @@ class Engine:
         self.prepare = prepare
         self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started
         self.awaits_loras = False  # the last step had nothing to do but to wait for adapters
+        self.late: list[Delta] = []  # that came while something else was waited for
         self._started: deque[tuple[Plan, Ticket[Result]]] = deque()
 
     @property
@@ -40,7 +56,20 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._started)
+        return self.scheduler.has_work or bool(self._started or self.late)
+
+    @property
+    def has_saves(self) -> bool:
+        """True if something fell idle that the store may not have."""
+        saves = self.scheduler.cache.saves
+        return saves is not None and bool(saves.idle)
+
+    def forget_prefixes(self) -> None:
+        """Drop every cached prefix that no sequence uses now, from the store too."""
+        cache = self.scheduler.cache
+        cache.tree.clear()
+        if cache.saves is not None:
+            cache.saves.forget()
 
     def add(
         self,
@@ -69,7 +98,7 @@ class Engine:
     def step(self, waits_for_loras: bool = True) -> list[Delta]:
         """Start what can be started, then wait for the oldest plan and account for it. Where adapters are all there is
         to wait for, it may return at once."""
-        self.awaits_loras, failed = False, self.poll()
+        self.awaits_loras, failed = False, self.poll() + self._take_late()
         while len(self._started) <= self.overlap and self.start():
             pass
         if not self._started:
@@ -81,6 +110,10 @@ class Engine:
                 raise RuntimeError("the scheduler has work but plans none of it")
             return failed
         return failed + self._end_one() + self._save_urgent()
+
+    def _take_late(self) -> list[Delta]:
+        late, self.late = self.late, []
+        return late
 
     def _end_one(self) -> list[Delta]:
         """Wait for the oldest plan and account for it."""
@@ -95,14 +128,14 @@ class Engine:
             saves.is_urgent = False
             while self._started:
                 deltas += self._end_one()
-            while (plan := self.scheduler.schedule_saves()) is not None:
+            while (plan := self.scheduler.schedule(computes=False)) is not None:
                 self.scheduler.commit(plan, self.executor.start(plan).result())
             saves.store.flush()
         return deltas
 
     def save(self, everything: bool = False) -> None:
         """While there are no requests, save some of what fell idle, or all of it."""
-        while not self.has_work and self.scheduler.has_saves and self.start():
+        while not self.has_work and self.has_saves and self.start():
             self._end_one()
             if not everything:
                 return
@@ -117,11 +150,28 @@ class Engine:
         """As `control`, without waiting: adapters are read while steps go on."""
         if isinstance(message, LoadLora):
             return self.loras.load(message)
+        if isinstance(message, SaveSession | EraseSession):
+            return Done(self._tell_session(message))
         if not isinstance(message, DropLora):
             return self.executor.control(message)
         if self.scheduler.roster.uses_lora(message.number):
             return Done(Answer(error=f"adapter {message.number} is in use: end its requests first"))
         return self.loras.drop(message.number)
+
+    def _tell_session(self, message: SaveSession | EraseSession) -> Answer:
+        sessions, saves = self.scheduler.roster.sessions, self.scheduler.cache.saves
+        name = message.tenant, message.name
+        session = sessions.find(name)
+        if session is None:
+            return Answer({"num_positions": 0})
+        if isinstance(message, EraseSession):
+            sessions.erase(name)
+        elif saves is None:
+            return Answer(error=NO_STORE)
+        else:
+            saves.hasten(session.node)
+            self.late += self._save_urgent()
+        return Answer({"num_positions": session.num_positions})
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""
@@ -133,6 +183,7 @@ class Engine:
             **{f"num_accepted_at_{place}": count for place, count in enumerate(accepted)},
             **{f"num_draft_tokens_of_{name}": verified for name, (verified, _) in drafters.items()},
             **{f"num_accepted_tokens_of_{name}": right for name, (_, right) in drafters.items()},
+            "num_sessions": len(roster.sessions),
             "num_running": len(roster.running),
             "num_waiting": len(roster.waiting),
             "num_evicted_blocks": cache.tree.num_evicted,
@@ -146,8 +197,9 @@ class Engine:
         }
 
     def close(self) -> None:
-        self.save(everything=True)
-        for _, ticket in self._started:
-            ticket.result()
+        with suppress(RankLost):  # whoever waited for it was told
+            self.save(everything=True)
+            for _, ticket in self._started:
+                ticket.result()
         self._started.clear()
         self.executor.close()

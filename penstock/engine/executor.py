@@ -35,12 +35,30 @@ class DropLora:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveSession:
+    """Have all of a session's path in the store. The answer tells its positions."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EraseSession:
+    """Keep a session's path no longer than any other. The answer tells its positions."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     values: Values = field(default_factory=dict)
     error: str | None = None  # the message was refused
 
 
-MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Describe, LoadLora, DropLora)}
+MESSAGES: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Describe, LoadLora, DropLora, SaveSession, EraseSession)
+}
 
 
 def make_message(name: str, values: Mapping[str, Any]) -> Any:

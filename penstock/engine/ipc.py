@@ -118,7 +118,7 @@ class CommandLoop:
             if engine.has_work:
                 wait_s: float | None = PREPARING_S if engine.awaits_loras else 0.0
             else:
-                wait_s = 0.0 if engine.scheduler.has_saves else None if is_idle else PREPARING_S
+                wait_s = 0.0 if engine.has_saves else None if is_idle else PREPARING_S
             for command in self._wire.receive(wait_s):
                 if isinstance(command, Stop):
                     self._preparers.shutdown(wait=False, cancel_futures=True)
@@ -128,7 +128,7 @@ class CommandLoop:
             self._send_answers()
             if engine.has_work:
                 self._step()
-            elif engine.scheduler.has_saves:
+            elif engine.has_saves:
                 engine.save()
             elif not is_prepared:
                 is_prepared = not engine.prepare()
@@ -168,7 +168,7 @@ class CommandLoop:
                 self._held.pop(command.id, None)
             self._engine.abort(command.id, command.sibling, command.reason)
         elif isinstance(command, Forget):
-            self._engine.scheduler.forget_prefixes()
+            self._engine.forget_prefixes()
         elif isinstance(command, Look):
             self._look(command)
         elif isinstance(command, Control):

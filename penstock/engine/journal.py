@@ -24,7 +24,7 @@ class Mark(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: Kind
     at_s: float
     start: int = 0  # run: positions found in the cache; chunk: its first position
-    count: int = 0  # chunk: its positions; prepared: microseconds that the grammar took
+    count: int = 0  # chunk: its positions; run: those restored from the store; prepared: microseconds of its grammar
     total: int = 0  # chunk: positions that are known
     others: int = 0  # chunk: rows in the step before it
     why: str = ""  # run: it waited for this; preempt: the reason
@@ -54,7 +54,8 @@ class RequestJournal:
     def run(self, sequence: Sequence, hit: int) -> None:
         if self.is_open:
             waited = self.num_blocked > sequence.num_blocked
-            self._add(sequence, "run", start=hit, why=self.blocked_by if waited else "")
+            restored = sequence.held.num_restored
+            self._add(sequence, "run", start=hit, count=restored, why=self.blocked_by if waited else "")
 
     def wait(self, sequence: Sequence) -> None:
         """Note that a sequence begins to wait."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora
 from penstock.errors import InvalidRequest
 from penstock.types import LoraUse
 
 MAX_LOADING = 2  # at once
+DRAINING_SHARE = 4  # at most one slot in four runs empty for those who wait
 NO_LORAS = "LoRA is off: start with --enable-lora (enable_lora=True)"
 
 Tell = Callable[[object], Awaited[Answer]]
@@ -35,14 +37,16 @@ class Slot:
 
 
 class LoraMemory:
-    """Adapters that are known, in memory or being read; all others are on disk."""
+    """Adapters that are known, in memory or being read; all others are on disk. At most `num_resident` are in memory,
+    or if that is None as many as fit in `max_bytes`."""
 
-    def __init__(self, num_resident: int) -> None:
-        self.num_resident = num_resident
+    def __init__(self, num_resident: int | None, max_bytes: int = 0) -> None:
+        self.num_resident, self.max_bytes = num_resident, max_bytes
         self.num_loads = self.num_evictions = 0
         self.loading: dict[int, Awaited[Answer]] = {}
         self.tell: Tell | None = None  # an executor's `control`
         self._known: dict[int, LoadLora] = {}
+        self._num_bytes: dict[int, int] = {}  # of adapters that were read
         self._resident: OrderedDict[int, None] = OrderedDict()  # the least recently used one first
 
     def __len__(self) -> int:
@@ -69,8 +73,22 @@ class LoraMemory:
     def touch(self, number: int) -> None:
         self._resident.move_to_end(number)
 
-    def has_room(self) -> bool:
-        return len(self._resident) + len(self.loading) < self.num_resident
+    def has_room(self, number: int) -> bool:
+        if self.num_resident is not None:
+            return len(self._resident) + len(self.loading) < self.num_resident
+        return sum(map(self._estimate, (*self._resident, *self.loading, number))) <= self.max_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """True if more is in memory than may be."""
+        if self.num_resident is not None:
+            return len(self._resident) > self.num_resident
+        return sum(map(self._estimate, self._resident)) > self.max_bytes
+
+    def _estimate(self, number: int) -> int:
+        """Return an adapter's bytes; of one that was never read, those of the largest."""
+        known = self._num_bytes.get(number)
+        return max(self._num_bytes.values(), default=0) if known is None else known
 
     def poll(self) -> dict[int, str]:
         """Take in what has been read; returns why some adapters could not be."""
@@ -79,6 +97,7 @@ class LoraMemory:
             answer, known = self.loading.pop(number).result(), self._known[number]
             if answer.error is None:
                 self._known[number] = replace(known, fingerprint=str(answer.values.get("fingerprint", "")))
+                self._num_bytes[number] = int(answer.values.get("num_bytes", 0))
                 self._resident[number] = None
                 continue
             failed[number] = answer.error
@@ -111,18 +130,32 @@ class LoraMemory:
     def forget(self, number: int) -> None:
         self.free(number)
         self._known.pop(number, None)
+        self._num_bytes.pop(number, None)
+
+
+def _rank(slot: Slot) -> tuple[int, int]:
+    """The one to take or to empty first."""
+    return slot.num_users, slot.used
+
+
+def _pin(slots: Iterable[Slot]) -> set[int]:
+    """Return the adapters of running sequences."""
+    return {use.number for slot in slots if slot.num_users for use in slot.loras}
 
 
 class LoraSlots:
-    """`num_slots` sets of adapters run at once; `num_resident` adapters are in memory."""
+    """`num_slots` sets of adapters run at once; `num_resident` adapters are in memory, or what fits in `max_bytes`."""
 
-    def __init__(self, num_slots: int = 0, num_resident: int = 0) -> None:
-        self.memory = LoraMemory(num_resident)
+    def __init__(self, num_slots: int = 0, num_resident: int | None = 0, max_bytes: int = 0) -> None:
+        self.sums = True  # a set may have several
+        self.memory = LoraMemory(num_resident, max_bytes)
         self.slots = [Slot(number) for number in range(num_slots)]
         self._by_key: dict[str, Slot] = {}
         self._draining: set[int] = set()  # slots that nobody else may take in this pass
         self._wanted: set[int] = set()  # adapters that earlier sequences of this pass wait for
-        self._clock = 0
+        self._refused: set[str] = set()  # what earlier sequences of this pass found no slot for
+        self._is_short = False  # what memory becomes free is kept for an earlier sequence of this pass
+        self._clock = count(1)
 
     def connect(self, tell: Tell) -> None:
         """Have an executor's `control` read and free adapters; without slots there are none."""
@@ -160,15 +193,21 @@ class LoraSlots:
         for use in loras:
             if not self.memory.knows(use.number):
                 raise InvalidRequest(f"adapter {use.name!r} is not loaded: load it first")
-        if len({use.number for use in loras}) > self.memory.num_resident:
+        if len(loras) > 1 and not self.sums:
             raise InvalidRequest(
-                f"{len(loras)} adapters in one request are over max_cpu_loras={self.memory.num_resident}: name fewer"
+                f"{len(loras)} adapters in one request are summed on a CPU only, and this engine runs on a GPU: name "
+                "one, or set device=cpu"
             )
+        most = self.memory.num_resident
+        if most is not None and len({use.number for use in loras}) > most:
+            raise InvalidRequest(f"{len(loras)} adapters in one request are over max_cpu_loras={most}: name fewer")
 
     def begin(self) -> None:
         """Begin a pass over the waiting sequences, in the order in which they are to be admitted."""
         self._draining.clear()
         self._wanted.clear()
+        self._refused.clear()
+        self._is_short = False
 
     def can_run(self, key: str) -> bool:
         """True if these adapters hold a slot that is not kept for an earlier sequence; or if there are none."""
@@ -177,22 +216,35 @@ class LoraSlots:
         slot = self._by_key.get(key)
         return slot is not None and slot.number not in self._draining
 
-    def claim(self, key: str, loras: tuple[LoraUse, ...]) -> bool:
-        """Find a slot for a waiting sequence, or do what it takes to get one: read its adapters, or let the slot with
-        the fewest users run empty. False if it has to wait."""
+    def claim(self, key: str, loras: tuple[LoraUse, ...], is_overdue: bool = True) -> bool:
+        """Find a slot for a waiting sequence, or read its adapters meanwhile; False if it has to wait. Once it is
+        overdue, the slot with the fewest users runs empty for it."""
         if self.can_run(key):
             return True
-        if key in self._by_key or len(self._draining) == len(self.slots):
+        if key in self._by_key or key in self._refused:
             return False
         free = [slot for slot in self.slots if slot.number not in self._draining]
-        slot = min(free, key=lambda slot: (slot.num_users, slot.used))
-        if slot.num_users or not self._are_resident(loras):
-            self._draining.add(slot.number)  # kept for it
+        is_resident = self._are_resident(loras)
+        slot = min(free, default=None, key=_rank)
+        if slot is None or slot.num_users or not is_resident:
+            self._refused.add(key)
+            if is_overdue:
+                self._drain(free, is_resident or any(use.number in self.memory.loading for use in loras))
             return False
         self._by_key.pop(slot.key, None)
-        slot.key, slot.loras, slot.used = key, loras, self._tick()
+        slot.key, slot.loras, slot.used = key, loras, next(self._clock)
         self._by_key[key] = slot
         return True
+
+    def _drain(self, free: list[Slot], has_memory: bool) -> None:
+        """Let the slot with the fewest users run empty, for one sequence that waits; without memory for its adapters
+        all slots without users too, so that those of others can be freed."""
+        if len(self._draining) * DRAINING_SHARE >= len(self.slots):
+            return
+        for slot in sorted(free, key=_rank):
+            self._draining.add(slot.number)
+            if slot.num_users or has_memory:
+                return
 
     def take(self, key: str) -> int:
         """Return the slot of a sequence that begins to run; -1 without adapters."""
@@ -200,7 +252,7 @@ class LoraSlots:
             return -1
         slot = self._by_key[key]
         slot.num_users += 1
-        slot.used = self._tick()
+        slot.used = next(self._clock)
         for use in slot.loras:
             self.memory.touch(use.number)
         return slot.number
@@ -213,7 +265,7 @@ class LoraSlots:
     def poll(self) -> dict[int, str]:
         """Take in what has been read; returns why some adapters could not be."""
         failed = self.memory.poll()
-        while len(self.memory) > self.memory.num_resident and self._evict_one():
+        while self.memory.is_over and self._evict_one():
             pass
         return failed
 
@@ -225,20 +277,26 @@ class LoraSlots:
         """True if all are in memory; otherwise the missing ones are read, as far as there is room."""
         numbers, memory = {use.number for use in loras}, self.memory
         self._wanted |= numbers
-        missing = [number for number in numbers if number not in memory]
+        missing = [use.number for use in loras if use.number not in memory]
         for number in missing:
-            may_read = number not in memory.loading and len(memory.loading) < MAX_LOADING
-            if may_read and (memory.has_room() or self._evict_one()):
+            if number in memory.loading or len(memory.loading) >= MAX_LOADING or self._is_short:
+                continue
+            if self._make_room(number):
                 memory.fetch(number)
+            else:
+                self._is_short = True
         return not missing
 
-    def _pin(self) -> set[int]:
-        """Return the adapters of running sequences."""
-        return {use.number for slot in self.slots if slot.num_users for use in slot.loras}
+    def _make_room(self, number: int) -> bool:
+        """Evict for an adapter; False if there is no room. What is larger than all of the memory runs alone."""
+        while not self.memory.has_room(number):
+            if not self._evict_one():
+                return not _pin(self.slots) and not self.memory.loading
+        return True
 
     def _evict_one(self) -> bool:
         """Free the memory of the adapter that was used the longest ago; False if all are needed."""
-        number = self.memory.find_idle(self._pin() | self._wanted)
+        number = self.memory.find_idle(_pin(self.slots) | self._wanted)
         if number is None:
             return False
         self._clear(number)
@@ -252,10 +310,6 @@ class LoraSlots:
             if slot.has(number):
                 self._by_key.pop(slot.key, None)
                 slot.key, slot.loras = "", ()
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
 
     def check(self, running: Iterable[str]) -> None:
         """Require that every running sequence holds its slot, and that what slots have is in memory."""

@@ -8,7 +8,9 @@ import msgspec
 
 from penstock.engine.executor import Answer as Answer
 from penstock.engine.executor import DropLora as DropLora
+from penstock.engine.executor import EraseSession as EraseSession
 from penstock.engine.executor import LoadLora as LoadLora
+from penstock.engine.executor import SaveSession as SaveSession
 from penstock.engine.journal import Mark as Mark
 from penstock.engine.view import BlockView, RowView
 from penstock.types import Applied, Delta, Request

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from penstock.cache.store import Stored
+from penstock.cache.store import Transfer
 from penstock.types import Request, TokenLogprobs
 
 
@@ -72,8 +72,8 @@ class Plan:
     moves: tuple[Move, ...] = ()  # in order, all before the step
     min_chance: float | None = None  # of draft tokens that are wanted back; None: no drafts
     ahead: int = 0  # draft tokens of each row that a drafting model is to make; 0: it rests
-    loads: tuple[Stored, ...] = ()  # from the store, before the moves; if one fails, nothing else is done
-    saves: tuple[Stored, ...] = ()  # to the store, before the step; they may fail
+    loads: tuple[Transfer, ...] = ()  # from the store, before the moves; if one fails, nothing else is done
+    saves: tuple[Transfer, ...] = ()  # to the store, before the step; they may fail
 
     @property
     def num_tokens(self) -> int:

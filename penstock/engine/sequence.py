@@ -57,6 +57,7 @@ class Sequence:
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
     num_preempted: int = 0
     passed: int = 0  # how often a later arrival was admitted first
+    overtaken: int = 0  # the same, while it waited for a slot for its adapters
     num_blocked: int = 0  # the journal's count when it began to wait
     suspect: int = 0  # a step with it failed: it runs alone until so much is settled
     keys: list[int] = field(default_factory=list)  # of its prompt's blocks; others may wait for them

@@ -21,10 +21,11 @@ from penstock.layers.embedding import Embedding
 from penstock.layers.experts import Experts, Router, WeighedInputExperts
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
-from penstock.layers.latent import HeadLinear, LatentAttention, LatentHead, LowRankQuery
+from penstock.layers.latent import HeadLinear, HeadProduct, LatentAttention, LatentHead, LowRankQuery
 from penstock.layers.linear import Linear, Stack
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
+from penstock.layers.received import Received
 from penstock.layers.recurrent import CausalConv, Mamba2, StateSpace
 from penstock.layers.rope import RopeTable
 from penstock.layers.step import Ends, StepInputs
@@ -42,6 +43,7 @@ __all__ = [
     "GatedMlp",
     "Head",
     "HeadLinear",
+    "HeadProduct",
     "KvCache",
     "LatentAttention",
     "LatentCache",
@@ -59,6 +61,7 @@ __all__ = [
     "OutputNormBlock",
     "ParallelBlock",
     "PostNormBlock",
+    "Received",
     "RmsNorm",
     "RopeTable",
     "Router",

@@ -23,7 +23,7 @@ from penstock.ops import OpTable, pack_heads
 
 
 class HeadLinear:
-    """A matrix of its own for each head, [H, O, C]."""
+    """A matrix of its own for each head, [H, O, C], as panels."""
 
     def __init__(self, ops: OpTable, weights: Tensor) -> None:
         self.ops, self.num_out, self.panels = ops, weights.shape[1], pack_heads(weights)
@@ -31,6 +31,16 @@ class HeadLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x[T, H, C] → [T, H, O]."""
         return self.ops.head_linear(x, self.panels, self.num_out)
+
+
+class HeadProduct:
+    """The same, as rows."""
+
+    def __init__(self, ops: OpTable, weights: Tensor) -> None:
+        self.ops, self.weights = ops, weights.contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.head_product(x, self.weights)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class LatentAttention:
         query: Linear | LowRankQuery,
         kv_a: Linear,
         kv_norm: Norm,
-        absorbed: tuple[HeadLinear, HeadLinear],
+        absorbed: tuple[HeadLinear | HeadProduct, HeadLinear | HeadProduct],
         out: Linear,
         head: LatentHead,
         rope: RopeTable,
@@ -82,7 +92,7 @@ class LatentAttention:
         self.ops.latent_write(self.kv_norm(latent), k_rope, memory.latent, step.slots[memory.group])
         y = self.ops.latent_attention(
             self.absorb_key(q_nope), self.rope(q_rope, step.positions), memory.latent, step.tables[memory.group],
-            step.query_start, step.lengths, self.head.scale, step.tail,
+            step.query_start, step.lengths, self.head.scale, step.tail, step.work,
         )  # fmt: skip
         return self.expand_value(y).flatten(1)
 

@@ -30,7 +30,7 @@ class StepInputs(Protocol):
     @property
     def tail(self) -> Tail | None: ...  # paths of draft tokens that form trees
     @property
-    def adapters(self) -> Tensor | None: ...  # [T] int32: the slot of each token's adapters, -1; None: no row has any
+    def adapters(self) -> Any: ...  # [T] int32: the slot of each token's adapters, -1; None: no row has any
     @property
     def ends(self) -> Ends | None: ...  # the tokens that logits are wanted of; None: not known
 

@@ -58,7 +58,7 @@ class Decoder:
             x = self.ops.gather(step.ends.at, x)
         return x if self.norm is None or not len(x) else self.norm(x)
 
-    def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Any = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32; `adapters` [M] are the slots of theirs."""
         return self.head(hidden if at is None else self.ops.gather(at, hidden), adapters)
 
@@ -91,6 +91,7 @@ class Encoder:
 MAX_ROPE_BYTES = 1 << 30
 ROUTING = ("router", "shared_gate")  # small, and an error changes which experts run
 CPU = torch.device("cpu")
+TIED = "embedding.tokens"  # the rows of a tied head
 Finish = Callable[[layers.AnyBlock, bool], layers.AnyBlock]  # a block, and whether it is the last
 
 
@@ -129,6 +130,9 @@ class Build:
     def stack(self, name: str, num_matrices: int) -> layers.Stack:
         scheme: Any = self.matrix(name)
         return layers.Stack(scheme, num_matrices)
+
+    def heads(self, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
+        return hold_heads(self.ops, weights)
 
     def optional(self, name: str, norm: Norm | None) -> layers.Norm | None:
         return None if norm is None else norm.build(self, name)
@@ -169,27 +173,37 @@ class Build:
             self.optional("embedding.norm", e.norm),
         )
 
-    def head(self, head: Head, embedding: layers.Embedding) -> layers.Head:
-        rows = embedding.tokens if head.tied else self.matrix("head.rows")
+    def head(self, head: Head, embedding: layers.Embedding | None) -> layers.Head:
+        """Build the head; a tied one takes the embedding's rows, where there is an embedding."""
+        rows = embedding.tokens if head.tied and embedding else self.matrix(TIED if head.tied else "head.rows")
         project = self.matrix("head.project") if head.row != head.width else None
         bias = self.take("head.bias") if head.bias else None
         return layers.Head(self.ops, rows, project, bias, head.divisor, head.softcap)
 
     def model(self, pooling: Pooling) -> Decoder | Encoder:
-        embedding = self.embedding(self.spec.embedding)
+        spec = self.spec
+        embedding = self.embedding(spec.embedding) if spec.is_first else None
         stack: list[layers.AnyBlock] = []
-        for index, described_block in enumerate(self.spec.layers):
-            block = self.block(f"layers.{index}", described_block)
-            stack.append(self.finish(block, index == self.spec.num_layers - 1) if self.finish else block)
-        if self.spec.head is None:
-            return Encoder(self.spec, self.ops, embedding, stack, pooling)
-        norm = self.optional("norm", self.spec.norm)
-        return Decoder(self.spec, self.ops, embedding, stack, norm, self.head(self.spec.head, embedding))
+        for index in spec.stage or range(spec.num_layers):
+            block = self.block(f"layers.{index}", spec.layers[index])
+            stack.append(self.finish(block, index == spec.num_layers - 1) if self.finish else block)
+        if spec.head is None:
+            assert embedding is not None
+            return Encoder(spec, self.ops, embedding, stack, pooling)
+        norm = self.optional("norm", spec.norm) if spec.is_last else None
+        head: Any = self.head(spec.head, embedding) if spec.is_last else None  # nobody asks for its logits
+        first: Any = embedding or layers.Received(spec.width)  # called alike
+        return Decoder(spec.cut(), self.ops, first, stack, norm, head)
 
 
 def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
     """Store a matrix in full precision, as the weight's device reads it best."""
     return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)
+
+
+def hold_heads(ops: OpTable, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
+    """Store a matrix for each head [H, O, C] as the weights' device reads them best."""
+    return layers.HeadLinear(ops, weights) if weights.is_cpu else layers.HeadProduct(ops, weights)
 
 
 def store_fp8(block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:

@@ -56,7 +56,7 @@ class LatentAttentionSpec:
         return {}
 
     def memory(self, max_model_len: int) -> LatentMemory:
-        return LatentMemory(self.rank + self.rope_size)
+        return LatentMemory(self.rank + self.rope_size, self.num_heads)
 
     def scratch_values(self) -> int:
         """Count the queries, and their absorbed form before and after attention."""
@@ -67,8 +67,8 @@ class LatentAttentionSpec:
 
         out = build.linear(f"{name}.out")
         kv_b = _shrink(build.take(f"{name}.kv_b.weight"), out.scheme).view(self.num_heads, -1, self.rank)
-        absorb_key = layers.HeadLinear(build.ops, kv_b[:, : self.nope_size].transpose(1, 2))
-        expand_value = layers.HeadLinear(build.ops, kv_b[:, self.nope_size :])
+        absorb_key = build.heads(kv_b[:, : self.nope_size].transpose(1, 2))
+        expand_value = build.heads(kv_b[:, self.nope_size :])
         rope = build.rope(self.rope)
         assert rope is not None
         return layers.LatentAttention(
@@ -92,7 +92,7 @@ class LatentAttentionSpec:
 
 
 def _shrink(weight: Tensor, beside: Scheme) -> Tensor:
-    """Hold a float32 matrix in 16 bits where the one beside it takes less than 32 a value: both halves are multiplied
-    head by head, one of them transposed, which quantized blocks cannot be."""
-    is_small = 8 * beside.num_bytes < 32 * beside.num_out * beside.num_in
+    """On a CPU, hold a float32 matrix in 16 bits where the one beside it takes less than 32 a value: both halves are
+    multiplied head by head, one of them transposed, which quantized blocks cannot be."""
+    is_small = weight.is_cpu and 8 * beside.num_bytes < 32 * beside.num_out * beside.num_in
     return weight.half() if weight.element_size() == 4 and is_small else weight

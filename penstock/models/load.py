@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.host.machine import free_memory_bytes
 from penstock.models import reading
-from penstock.models.cut import Cuts
+from penstock.models.cut import Cut, Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.quantized.checkpoint import round_floats
@@ -27,6 +27,7 @@ from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.reading import STACKS, STORED, Source, Sources, Take, from_checkpoint, read_cut_blocks
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
+from penstock.ops.matmul.packed import GROUP
 from penstock.quant.coded import Coded
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
 from penstock.quant.mapped import find_folder, spill
@@ -161,6 +162,16 @@ class Options:
             return None
         return "int8" if name.startswith(OUTER) else self.quantization
 
+    def require_whole_groups(self, name: str, cut: Cut | None) -> None:
+        """A rank's columns must be quantized as they would be in the whole matrix."""
+        if cut is None or cut.columns is None or self.find_kind(name, MIN_QUANTIZED_WIDTH) is None:
+            return
+        if cut.columns.start % GROUP or cut.columns.stop % GROUP:
+            raise InvalidConfig(
+                f"quantization={self.quantization} rounds {GROUP} inputs together, which ranks with "
+                f"{len(cut.columns)} inputs cut apart: cut the model by outputs, or use fewer ranks"
+            )
+
 
 def storage(
     ops: OpTable,
@@ -172,6 +183,9 @@ def storage(
 ) -> Hold:
     """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense."""
 
+    def find_cut(name: str) -> Cut | None:
+        return cuts.parameters.get(name) if cuts else None
+
     def count_matrices(name: str) -> int:
         return cuts.num_matrices.get(name, 1) if cuts else sources[name][0].num_matrices
 
@@ -182,7 +196,7 @@ def storage(
         num_matrices = count_matrices(name)
         if not recodes and (options.on_gpu or options.dtype is not None):
             return None
-        stored = read_cut_blocks(checkpoint, sources[name], cuts.parameters.get(name) if cuts else None)
+        stored = read_cut_blocks(checkpoint, sources[name], find_cut(name))
         if not stored:
             return None
         if recodes:
@@ -204,6 +218,7 @@ def storage(
         scheme = pack_blocks(name, bias)
         if scheme is not None:
             return scheme
+        options.require_whole_groups(name, find_cut(name))
         weight = take(name)
         if (kind := options.find_kind(name, weight.shape[1])) is not None:
             if options.on_gpu:
@@ -228,7 +243,8 @@ def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | 
 
 def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
     """Wrap `take` and `hold` so that `progress` is called after each parameter."""
-    shapes, total, done = spec.parameters(), spec.num_parameters, 0
+    shapes = {name: shape for name, shape in spec.parameters().items() if spec.holds(name)}
+    total, done = sum(map(prod, shapes.values())), 0
 
     def report(name: str) -> None:
         nonlocal done
@@ -263,6 +279,7 @@ def load_model(
     """Load the model of `spec` with a checkpoint's weights, or with random ones of `dummy_seed`, onto the device.
 
     It is plain unless `finish` changes its blocks, each before the next is read; it then calls the ops of `finish`.
+    Of a pipeline stage only its part is read.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
     """

@@ -87,6 +87,7 @@ class LatentMemory:
     """One vector of `width` numbers per position."""
 
     width: int
+    num_heads: int = 0  # that read it
 
     def state(self, layout: KvLayout) -> StateSpec:
         if layout.bits < 16:

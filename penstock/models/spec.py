@@ -160,6 +160,7 @@ class ModelSpec:
     init_std: float = 0.02  # of dummy weights
     cpu_only: str = ""  # what a GPU lacks for this model, and the remedy
     cuts: Cuts | None = None  # one rank's part of a model; layers then describe its heads and experts alone
+    stage: range | None = None  # of a pipeline: layers that are loaded; the first embeds, the last has the head
 
     @property
     def vocab_size(self) -> int:
@@ -176,6 +177,31 @@ class ModelSpec:
     @property
     def is_encoder(self) -> bool:
         return self.head is None
+
+    @property
+    def is_first(self) -> bool:
+        """True unless it is a later pipeline stage, which gets hidden states."""
+        return self.stage is None or self.stage.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True unless it is an earlier pipeline stage, which gives hidden states."""
+        return self.stage is None or self.stage.stop == self.num_layers
+
+    def cut(self) -> ModelSpec:
+        """Return the spec of the stage's layers alone, beside embedding and head."""
+        layers = self.layers if self.stage is None else self.layers[self.stage.start : self.stage.stop]
+        return replace(self, layers=layers, stage=None)
+
+    def holds(self, parameter: str) -> bool:
+        """Return True if the stage has the parameter."""
+        part, _, rest = parameter.partition(".")
+        if part == "layers":
+            return self.stage is None or int(rest.partition(".")[0]) in self.stage
+        if part != "embedding":
+            return self.is_last
+        is_head = self.head is not None and self.head.tied and rest.startswith("tokens.")
+        return self.is_first or self.is_last and is_head
 
     def memories(self) -> list[Memory | None]:
         """List what each layer keeps between steps; None where it keeps nothing."""

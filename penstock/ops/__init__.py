@@ -37,11 +37,12 @@ from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_in
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
-from penstock.ops.matmul.head_linear import head_linear, pack_heads
+from penstock.ops.matmul.head_linear import head_linear, head_product, pack_heads
 from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.matmul.linear import PANEL, linear, pack_panels, unpack_panels
 from penstock.ops.matmul.lora import LoraWeights, LowRank, Term, add_lora, add_lora_rows
+from penstock.ops.matmul.lora_stacks import AdapterRows, LoraStacks, add_lora_columns, add_lora_stacks
 from penstock.ops.matmul.packed import FORMATS, Format, PackedWeight
 from penstock.ops.matmul.packed_linear import packed_linear
 from penstock.ops.matmul.packed_rows import packed_rows
@@ -59,7 +60,9 @@ __all__ = [
     "FORMATS",
     "OPS",
     "PANEL",
+    "AdapterRows",
     "Format",
+    "LoraStacks",
     "LoraWeights",
     "LowRank",
     "Op",
@@ -74,7 +77,9 @@ __all__ = [
     "activation",
     "add",
     "add_lora",
+    "add_lora_columns",
     "add_lora_rows",
+    "add_lora_stacks",
     "argmax",
     "attention",
     "blank_rows",
@@ -96,6 +101,7 @@ __all__ = [
     "grouped_packed_matmul",
     "grouped_product",
     "head_linear",
+    "head_product",
     "int_product",
     "int_rows",
     "is_joined",

@@ -74,7 +74,7 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 @op(tolerance=EXPONENTIAL)
 def gated_activation(x: Tensor, kind: str) -> Tensor:
-    """Return act(x[:, :F]) · x[:, F:] for x[T, 2F] → [T, F]."""
+    """Return act(gate) · up for x[…, 2F] = [gate, up] → […, F]."""
     gate, up = x.float().chunk(2, dim=-1)
     return gate_by(kind, gate, up).to(x.dtype)
 

@@ -90,9 +90,9 @@ def open_mesh(
     if size == 1 and backend != "nccl":
         return OneRank()
     if backend == "shm":
-        from penstock.parallel.shared import open_shared
+        from penstock.parallel.shared import join_segment
 
-        return open_shared(rank, size, address, timeout_s)
+        return join_segment(rank, size, address, timeout_s)
     from penstock.parallel.torch_mesh import open_gloo, open_nccl
 
     if not isinstance(address, str) or not address:

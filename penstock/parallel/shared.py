@@ -88,7 +88,7 @@ class SharedMesh:
             self._file = -1
 
 
-def open_shared(rank: int, size: int, address: str | Segment, timeout_s: float) -> SharedMesh:
+def join_segment(rank: int, size: int, address: str | Segment, timeout_s: float) -> SharedMesh:
     """Open a rank's end and meet the others."""
     segment = address if isinstance(address, Segment) else None
     place = address.address if isinstance(address, Segment) else address

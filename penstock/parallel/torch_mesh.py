@@ -50,17 +50,20 @@ class TorchMesh:
         return torch.cat(parts, dim=1)
 
     def _collect(self, x: Tensor) -> list[Tensor]:
+        """Return x of every rank."""
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._finish(lambda: self._group.allgather([parts], [x]))
-        return parts
+        if not x.numel():
+            return [x] * self.size
+        parts = x.new_empty(self.size * len(x), *x.shape[1:])
+        self._finish(lambda: self._group._allgather_base(parts, x))
+        return list(torch.split(parts, len(x)))
 
     def reduce(self, x: Tensor) -> Tensor:
         if not self.in_order:
             total = x.clone()
             self._finish(lambda: self._group.allreduce([total]))
             return total
-        first, *others = self._collect(x.flatten(0, -2) if x.dim() != 2 else x)
+        first, *others = self._collect(x.contiguous().view(1, -1))
         for part in others:
             first = ops.add(first, part)
         return first.view(x.shape)

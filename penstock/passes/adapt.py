@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from penstock import layers
-from penstock.models.decoder import Decoder, Encoder, linears
+from penstock.models.decoder import Decoder, Encoder, linears, store_fp8
+from penstock.models.lora import Adapter
 from penstock.models.spec import ModelSpec, parts_of
-from penstock.ops import LoraWeights, OpTable
+from penstock.ops import LoraStacks, LoraWeights, OpTable
+from penstock.ops.matmul.lora_stacks import PinnedLowRank
 from penstock.passes.lower import Lower, LoweredBlock
 from penstock.passes.lower.products import FusedProduct, fuse
 from penstock.passes.lower.stages import AddResidual, Flow, Product, Stage, open_block
@@ -19,7 +22,8 @@ from penstock.passes.shard.links import GatherInputs, GatherOutputs, LinkedLinea
 
 Delta = Callable[[Tensor, Tensor, layers.StepInputs], Tensor]  # x[T, C], y[T, O] = linear(x) → [T, O]
 Deltas = Callable[[str, layers.Linear], Delta | None]  # by a linear's name
-KEPT = ("write_qkv", "add_in_norm", "attend_ends", "mix_ends")  # rules that match beside linears with adapters
+# Rules that match beside linears with adapters.
+KEPT = ("write_qkv", "add_in_norm", "attend_ends", "mix_ends", "gate_in_experts", "add_in_experts")
 
 
 class AdaptedLinear(layers.Linear):
@@ -114,20 +118,27 @@ def _is_fusable(linear: layers.Linear) -> bool:
     return isinstance(linear, GatherOutputs) and fuse(Product(linear.linear)) is not None
 
 
+RANK_STEP = 16  # inputs of a tensor-core instruction
 EMBEDDING, PROJECT, HEAD = "embedding.tokens", "embedding.project", "head.rows"
 
 
 class LoraTable(Mapping[str, LoraWeights]):
     """The low-rank matrices of every linear that may have some, by the linear's name; rooms for `num_slots`."""
 
+    is_on_gpu = False
+
     def __init__(self, spec: ModelSpec, num_slots: int) -> None:
         self.spec, self.num_slots = spec, num_slots
         self._merges = spec.merges()
         self._made: dict[str, LoraWeights] = {}
 
-    def make(self, name: str, num_out: int) -> LoraWeights:
+    def make(self, name: str, num_out: int, num_in: int) -> Any:
         merge = self._merges.get(name)
         return self._made.setdefault(name, LoraWeights(num_out, self.num_slots, len(merge.parts) if merge else 1))
+
+    def arrange(self, adapter: Adapter) -> Adapter:
+        """Lay an adapter's matrices out for the kernels: they are."""
+        return adapter
 
     def __getitem__(self, name: str) -> LoraWeights:
         return self._made[name]
@@ -139,14 +150,55 @@ class LoraTable(Mapping[str, LoraWeights]):
         return len(self._made)
 
 
+class StackTable(LoraTable):
+    """The same on a GPU: room of `rank` for one adapter in each slot, on the device. It never moves."""
+
+    is_on_gpu = True
+
+    def __init__(self, spec: ModelSpec, num_slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(spec, num_slots)
+        self.rank, self.dtype, self.device = -(-rank // RANK_STEP) * RANK_STEP, dtype, device
+
+    def make(self, name: str, num_out: int, num_in: int) -> Any:
+        merge = self._merges.get(name)
+        sizes = [rows for _, rows in merge.parts] if merge else [num_out]
+        if name not in self._made:
+            is_embedding = name == EMBEDDING
+            shape = num_out, num_in
+            made: Any = LoraStacks(self.num_slots, self.rank, shape, sizes, self.dtype, self.device, is_embedding)
+            self._made[name] = made
+        return self._made[name]
+
+    def arrange(self, adapter: Adapter) -> Adapter:
+        """Lay an adapter's matrices out for the device."""
+        found: dict[str, Any] = {
+            name: [PinnedLowRank.unpack(part, self.dtype, name == EMBEDDING) for part in parts]
+            for name, parts in adapter.parts.items()
+        }
+        return Adapter(found, adapter.rank)
+
+
+def make_lora_table(
+    spec: ModelSpec, num_slots: int, rank: int, dtype: torch.dtype | None, device: torch.device
+) -> LoraTable:
+    """Make the table of a device."""
+    if device.type == "cpu":
+        return LoraTable(spec, num_slots)
+    return StackTable(spec, num_slots, rank, dtype or torch.bfloat16, device)
+
+
 class AddLora:
     """y, with what the adapters of the step's rows add to it."""
 
-    def __init__(self, ops: OpTable, weights: LoraWeights) -> None:
+    def __init__(self, ops: OpTable, weights: LoraWeights | LoraStacks) -> None:
         self.ops, self.weights = ops, weights
+        self.op = "add_lora_stacks" if isinstance(weights, LoraStacks) else "add_lora"
 
     def __call__(self, x: Tensor, y: Tensor, step: layers.StepInputs) -> Tensor:
-        return y if step.adapters is None else self.ops.add_lora(x, y, step.adapters, self.weights)
+        return self.add(x, y, step.adapters)
+
+    def add(self, x: Tensor, y: Tensor, adapters: Any) -> Tensor:
+        return y if adapters is None else getattr(self.ops, self.op)(x, y, adapters, self.weights)
 
 
 class AdaptedBlock:
@@ -163,59 +215,75 @@ class AdaptedBlock:
 class AdaptedEmbedding(layers.Embedding):
     """An embedding whose rows may have adapters."""
 
-    def __init__(self, embedding: layers.Embedding, weights: LoraWeights) -> None:
+    def __init__(self, embedding: layers.Embedding, weights: LoraWeights | LoraStacks) -> None:
         vars(self).update(vars(embedding))
         self.weights = weights
+        self.op = "add_lora_columns" if isinstance(weights, LoraStacks) else "add_lora_rows"
 
     def rows(self, step: layers.StepInputs) -> Tensor:
         x = super().rows(step)
-        return x if step.adapters is None else self.ops.add_lora_rows(step.ids, x, step.adapters, self.weights)
+        return x if step.adapters is None else getattr(self.ops, self.op)(step.ids, x, step.adapters, self.weights)
 
 
 class AdaptedHead(layers.Head):
     """A head whose rows may have adapters."""
 
-    def __init__(self, head: layers.Head, weights: LoraWeights) -> None:
+    def __init__(self, head: layers.Head, weights: LoraWeights | LoraStacks) -> None:
         vars(self).update(vars(head))
-        self.weights = weights
+        self.added = AddLora(self.ops, weights)
 
-    def multiply(self, x: Tensor, adapters: Tensor | None) -> Tensor:
+    def multiply(self, x: Tensor, adapters: Any) -> Tensor:
         if adapters is None:
             return super().multiply(x, None)
         if self.project is not None:
             x = self.project.matmul(x)
-        return self.ops.add_lora(x, self.rows.matmul(x), adapters, self.weights)
+        return self.added.add(x, self.rows.matmul(x), adapters)
 
 
 class Adapt:
     """Finish blocks as `lower` does, and give each a second form for steps in which some row has an adapter."""
 
-    def __init__(self, lower: Lower, table: LoraTable) -> None:
+    def __init__(self, lower: Lower, table: LoraTable, first: int = 0) -> None:
+        """`first`: the layer that the first block is."""
         self.lower, self.table, self.ops = lower, table, lower.ops
-        self._num_blocks = 0
+        self._next = first
 
     def __call__(self, block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:
-        lowered = self.lower(block, is_last)
-        index, self._num_blocks = self._num_blocks, self._num_blocks + 1
+        lowered = self._finish(block, is_last)
+        index, self._next = self._next, self._next + 1
         for described, part in zip(parts_of(self.table.spec.layers[index]), (block.mixer, block.ffn)):
             if part is None or isinstance(part, layers.Experts):
                 continue
             for name, linear in list(part.linears()):
-                weights = self.table.make(f"layers.{index}.{described.prefix}.{name}", count_outputs(linear))
+                whole, num_in = f"layers.{index}.{described.prefix}.{name}", linear.scheme.num_in
+                weights = self.table.make(whole, count_outputs(linear), num_in)
                 _swap(part, linear, wrap_linear(linear, AddLora(self.ops, weights)))
         stages = join_sums(open_block(block))
         for rule in self.lower.rules:
             if rule.name in KEPT and (is_last or not rule.last):
                 stages = rule.apply(stages)
-        return AdaptedBlock(lowered, LoweredBlock(block, stages) if stages else block)
+        adapted = LoweredBlock(block, stages) if stages else block
+        return adapted if lowered is None else AdaptedBlock(lowered, adapted)
+
+    def _finish(self, block: layers.AnyBlock, is_last: bool) -> layers.AnyBlock | None:
+        """Lower the block for steps without adapters. On a GPU there are none: one graph serves any rows, and norms
+        stay apart from matrices, since adapters need what the norms give."""
+        if not self.table.is_on_gpu:
+            return self.lower(block, is_last)
+        if self.lower.fp8:
+            store_fp8(block)
+        return None
 
     def finish(self, model: Decoder | Encoder) -> None:
         """Adapt what is outside the blocks."""
-        tokens = model.embedding.tokens
-        project = model.embedding.project
-        if project is not None:
-            weights = self.table.make(PROJECT, project.scheme.num_out)
-            model.embedding.project = AdaptedLinear(project, AddLora(self.ops, weights))
-        model.embedding = AdaptedEmbedding(model.embedding, self.table.make(EMBEDDING, tokens.num_in))
-        if isinstance(model, Decoder):
-            model.head = AdaptedHead(model.head, self.table.make(HEAD, model.head.rows.num_out))
+        embedding: Any = model.embedding  # `Received` on a later pipeline stage
+        if isinstance(embedding, layers.Embedding):
+            project, tokens = embedding.project, embedding.tokens
+            if project is not None:
+                weights = self.table.make(PROJECT, project.scheme.num_out, project.scheme.num_in)
+                embedding.project = AdaptedLinear(project, AddLora(self.ops, weights))
+            weights = self.table.make(EMBEDDING, tokens.num_in, tokens.num_out)
+            model.embedding = AdaptedEmbedding(embedding, weights)
+        if isinstance(model, Decoder) and isinstance(model.head, layers.Head):
+            rows = model.head.rows
+            model.head = AdaptedHead(model.head, self.table.make(HEAD, rows.num_out, rows.num_in))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from penstock.models.decoder import CPU, Decoder, Encoder
+from penstock.models.decoder import CPU, Decoder, Encoder, Finisher
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable
-from penstock.parallel import Mesh, OneRank
+from penstock.parallel import Mesh
 from penstock.passes.adapt import Adapt, LoraTable
 from penstock.passes.lower import RULES, Lower, Rule
 from penstock.passes.shard import Connect
@@ -39,10 +39,12 @@ def load_lowered(
         rules = () if os.environ.get(PLAIN) == "1" else RULES
     ops = OpTable("cpu" if device.type == "cpu" else "cuda", exact)
     lower = Lower(ops, quantization == "fp8", rules)
-    adapt = None if loras is None else Adapt(lower, loras)
-    finish = adapt or lower
-    connect = None if spec.cuts is None else Connect(spec.cuts, mesh or OneRank(), finish)
-    model = load_model(checkpoint, spec, device=device, quantization=quantization, finish=connect or finish, **options)
+    first = spec.stage.start if spec.stage else 0
+    adapt = None if loras is None else Adapt(lower, loras, first)
+    finish: Finisher = adapt or lower
+    connect = None if spec.cuts is None or mesh is None else Connect(spec.cuts, mesh, finish, first)
+    finish = connect or finish
+    model = load_model(checkpoint, spec, device=device, quantization=quantization, finish=finish, **options)
     if connect is not None:
         connect.finish(model)
     if adapt is not None:

@@ -32,7 +32,7 @@ PADDING = (-1, 0)  # a move of nothing
 CPU = torch.device("cpu")
 
 
-def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
+def allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Allocate bytes; on a CPU as huge pages if possible, which are touched on first use."""
     if device.type != "cpu":
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -59,7 +59,7 @@ class BlockMemory:
         try:
             # Padding rows of a GPU's steps have slot -1: the last block is theirs.
             count = num_blocks if device.type == "cpu" else num_blocks + 1
-            self.blocks = _allocate(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
+            self.blocks = allocate(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
         except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:  # sizes past 64 bits too
             size = num_blocks * grouping.block_bytes / 2**30
             raise InvalidConfig(f"cannot allocate a KV cache of {size:.1f} GiB: lower kv_cache_tokens") from error
@@ -100,14 +100,22 @@ class BlockMemory:
 
     def read(self, blocks: Sequence[int]) -> bytes:
         """Copy blocks to the host, one after the other, after all steps that were started."""
-        return self.blocks[list(blocks)].cpu().numpy().tobytes()
+        if not self.blocks.is_cpu:
+            return self.blocks[list(blocks)].cpu().numpy().tobytes()
+        rows = self.blocks.numpy()
+        return b"".join(rows[block].tobytes() for block in blocks)
 
     def write(self, blocks: Sequence[int], data: bytes) -> bool:
         """Fill blocks with what `read` returned; False if it is not of their size."""
         if len(data) != len(blocks) * self.block_bytes:
             return False
-        whole = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).view(len(blocks), self.block_bytes)
-        self.blocks[list(blocks)] = whole.to(self.blocks.device)
+        whole = np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), self.block_bytes)
+        if not self.blocks.is_cpu:
+            self.blocks[list(blocks)] = torch.from_numpy(whole.copy()).pin_memory().to(self.blocks.device)
+            return True
+        rows = self.blocks.numpy()
+        for block, row in zip(blocks, whole):
+            rows[block] = row
         return True
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from penstock.draft.drafters import FAILED, Drafters, RowDrafts
-from penstock.engine.plan import Admission, Plan, Row, RowResult
+from penstock.engine.plan import Admission, Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
+from penstock.ops import AdapterRows
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampled, Sampler
@@ -164,12 +165,38 @@ def add_prompt_logprobs(
     num = state.request.sampling.prompt_logprobs or 0
     for first in range(0, len(targets), LOGIT_ROWS):
         part = targets[first : first + LOGIT_ROWS]
-        adapters = None if device.adapter < 0 else torch.full((len(part),), device.adapter, dtype=torch.int32)
-        logits = model.logits(hidden[first : first + len(part)], adapters=adapters)
+        some = hidden[first : first + len(part)]
+        logits = model.logits(some, adapters=_fill_adapters(some, device.adapter))
         result.prompt_logprobs += tuple(sampler.prompt_logprobs(logits, part, num))
+
+
+def _fill_adapters(hidden: torch.Tensor, slot: int) -> Any:
+    """Give all rows one slot; None if that is none."""
+    if slot < 0:
+        return None
+    slots = torch.full((len(hidden),), slot, dtype=torch.int32, device=hidden.device)
+    return slots if hidden.is_cpu else AdapterRows(slots)
 
 
 def make_embedding(values: torch.Tensor) -> RowResult:
     if not values.isfinite().all():
         return RowResult(error="the embedding contains NaN or infinity: the model's weights or arithmetic are damaged")
     return RowResult(embedding=tuple(values.tolist()))
+
+
+def find_wanted(plan: Plan) -> tuple[list[int], list[int]]:
+    """Find where each row's tokens end in the step, and the tokens whose logits are wanted, drafts included."""
+    ends: list[int] = []
+    at: list[int] = []
+    end = 0
+    for row in plan.rows:
+        end += row.count
+        ends.append(end)
+        if row.output is Output.SAMPLE:
+            at += range(end - 1 - len(row.draft), end)
+    return ends, at
+
+
+def list_owners(plan: Plan) -> list[int]:
+    """For each wanted row of logits, its sequence's index."""
+    return [s for s, row in enumerate(plan.rows) if row.output is Output.SAMPLE for _ in range(1 + len(row.draft))]

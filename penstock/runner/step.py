@@ -26,7 +26,7 @@ class Step:
     work: Work | None = None  # how attention is split, where a device needs it
     places: torch.Tensor = None  # type: ignore[assignment]  # [T] int64
     tail: Tail | None = None  # paths of draft tokens that form trees
-    adapters: torch.Tensor | None = None  # [T] int32: the slot of each token's adapters, -1 for none
+    adapters: Any = None  # [T] int32: the slot of each token's adapters, -1 for none; on a GPU `ops.AdapterRows`
     ends: Ends | None = None  # tokens that logits are wanted of, where all others may stop early
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.errors import quote
 from penstock.host.version import VERSION
-from penstock.server import loading, status
+from penstock.server import loading, sessions, status
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
@@ -99,6 +99,8 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
+    ("/v1/sessions/save", sessions.save, sessions.SessionBody, "cache"),
+    ("/v1/sessions/erase", sessions.erase, sessions.SessionBody, "cache"),
     ("/admin/models/load", loading.load, loading.ModelBody, "about"),
     ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),

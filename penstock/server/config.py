@@ -49,15 +49,12 @@ class ServerConfig:
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")
     admin_key_file: str | None = option(None, "file with the admin key")
-    router_key_file: str | None = option(None, "file with the key of penstock route, which may continue streams")
+    router_key_file: str | None = option(None, "file with the key of penstock route")
     public_prefix: tuple[str, ...] = option(
         (), "file with a system prompt whose KV cache all tenants share; repeatable"
     )
     data_parallel_size: int = option(1, "engines per model", least=1, most=64)
-    role: tuple[str, ...] = option(
-        (),
-        "role of each engine of a model: prefill, decode or both; repeat it, once per engine; needs kv_offloading_path",
-    )
+    role: tuple[str, ...] = option((), "role of each engine: prefill, decode or both; needs kv_offloading_path")
     max_queued_requests: int = option(512, "max waiting requests; further ones get 429", least=1, most=MAX_QUEUED)
     max_queued_tokens: int = option(1 << 20, "max waiting prompt tokens", least=1, most=MAX_QUEUED)
     request_timeout: float | None = option(None, "max seconds per request", least=0, most=MAX_SECONDS)
@@ -104,6 +101,11 @@ class ServerConfig:
         check_roles(self.role, self.data_parallel_size)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidConfig("ssl_certfile and ssl_keyfile need each other: give both")
+
+    @property
+    def num_engines(self) -> int:
+        """Engines per model."""
+        return len(self.role) or self.data_parallel_size
 
     @property
     def first_name(self) -> str | None:

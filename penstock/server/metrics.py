@@ -57,6 +57,8 @@ CONNECTION_REFUSALS = ("seats", "descriptors")  # connection slots, or file desc
 # metric: (help, the engine's name)
 GAUGES = {
     "penstock:num_requests_running": ("Running sequences.", "num_running"),
+    "penstock:kv_offload_memory_bytes": ("Memory that the store of KV cache blocks fills.", "num_store_bytes"),
+    "penstock:kv_offload_file_bytes": ("Bytes of its files.", "num_store_file_bytes"),
     "penstock:kv_cache_usage_perc": ("Fraction of KV cache blocks in use.", ""),
 }
 COUNTERS = {
@@ -65,6 +67,10 @@ COUNTERS = {
     "penstock:generation_tokens": ("Generated tokens.", "num_output_tokens"),
     "penstock:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
     "penstock:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
+    "penstock:kv_offload_saved_blocks": ("KV cache blocks saved to the store.", "num_saved_blocks"),
+    "penstock:kv_offload_restored_tokens": ("Prompt tokens restored from the store.", "num_restored_tokens"),
+    "penstock:kv_offload_hits": ("Blocks that the store was asked for and had.", "num_store_hits"),
+    "penstock:kv_offload_misses": ("Blocks that were lost or damaged when asked for.", "num_store_misses"),
     "penstock:engine_steps": ("Engine steps.", "num_steps"),
     "penstock:spec_decode_num_drafts": ("Rows that verified draft tokens.", "num_drafts"),
     "penstock:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", "num_draft_tokens"),

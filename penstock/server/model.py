@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.api.defaults import Defaults, from_wire
 from penstock.engine.messages import Answer, Found, Ready
-from penstock.errors import EngineFailed, InvalidConfig, InvalidRequest
+from penstock.errors import EngineFailed, InvalidRequest
 from penstock.host.gguf_parts import model_files
 from penstock.host.version import VERSION
 from penstock.sandbox.process import Sandbox
@@ -173,13 +173,7 @@ class ServedModel:
         self._used_s = time.monotonic()
         self.keep_alive_s = math.inf  # idle time until it is unloaded
         self.is_unloaded = False  # loaded again on demand
-        if config.role and not options.get("kv_offloading_path"):
-            raise InvalidConfig(
-                "role hands prompts over through a store that engines share: set kv_offloading_path, to a folder in "
-                "/dev/shm for one in memory"
-            )
-        num_engines = len(config.role) or config.data_parallel_size
-        launch = Launch(model, dict(options), folder, num_engines, command, config.role)
+        launch = Launch(model, dict(options), folder, config.num_engines, command, config.role)
         self._make_engine = partial(
             Fleet, name, launch, admission, hang_s=config.hang_timeout, on_found=self._start_text
         )

@@ -79,6 +79,7 @@ class Server:
         prompts = [(replace(encoded, loras=loras), params) for encoded, params in prompts]
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
         requests = self._make_requests(model, client, body, list(zip(prompts, prepared)), pool)
+        requests = [_retain(request, body) for request in requests]
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
@@ -190,3 +191,10 @@ class Server:
 def _make_salt(tenant: str, salt: str) -> str:
     """Scope prefix sharing to a tenant and its salt."""
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
+
+
+def _retain(request: EngineRequest, body: SamplingBody) -> EngineRequest:
+    """Say how long the cache is to keep a request's prefix."""
+    if not (body.session or body.cache_priority):
+        return request
+    return replace(request, session=body.session or "", session_s=body.session_ttl, cache_priority=body.cache_priority)

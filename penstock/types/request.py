@@ -97,6 +97,9 @@ class Request:
     salt: str = ""  # part of the prefix cache's root: prefixes are shared only within it
     num_public: int = 0  # leading tokens shared across salts
     tenant: str = ""  # tenants get equal shares of the cache
+    cache_priority: int = 0  # its prefix is evicted after those of lower priority
+    session: str = ""  # whose path is evicted after all others, for `session_s` after the answer
+    session_s: float = 0.0
     hand_over: bool = False  # ends with the first token, and its prompt's blocks are in the store: others go on
 
     @property

@@ -71,3 +71,24 @@ def test_info_of_experts_and_recurrences(
     facts = json.loads(capsys.readouterr().out)
     assert facts["num_parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert (facts["family"], facts["kv_heads"], facts["head_size"]) == (architecture, kv_heads, 16)
+
+
+def test_info_shows_what_each_rank_will_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(oracle.save(oracle.make("LlamaForCausalLM", FAMILIES["LlamaForCausalLM"].like[0]), tmp_path / "model"))
+    sizes = ["-tp", "2", "-pp", "2"]
+    assert main(["info", model, *sizes, "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [(one["stage"], one["shard"], one["first_layer"], one["last_layer"]) for one in ranks] == [
+        (1, 0, 1, 1),
+        (1, 1, 1, 1),
+        (0, 0, 0, 0),
+        (0, 1, 0, 0),
+    ]
+    assert main(["info", model, "-pp", "2", "--json"]) == 0
+    halves = json.loads(capsys.readouterr().out)["ranks"]
+    assert 0.5 < ranks[0]["weight_bytes"] / halves[0]["weight_bytes"] < 0.6  # norms are on both
+    assert ranks[0]["cache_bytes_per_token"] * 2 == halves[0]["cache_bytes_per_token"]
+    assert main(["info", model, *sizes]) == 0
+    assert "stage 0 (layers 0 to 0), share 1" in capsys.readouterr().out
+    assert main(["info", model, "-pp", "3"]) == 1
+    assert "pipeline_parallel_size=3 is over the model's 2 layers" in capsys.readouterr().err

@@ -53,7 +53,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "smollm2", *TAKEN]) == 0
-    assert served[0][1] == {"dtype": "float16", "max_num_seqs": 8, "enable_lora": False}
+    kept = {"tensor_parallel_size": 1, "distributed_executor_backend": "mp"}
+    assert served[0][1] == {"dtype": "float16", "max_num_seqs": 8, "enable_lora": False, **kept}
     said = capsys.readouterr().err
     assert "trust_remote_code=True has no effect: a checkpoint's code is never run" in said
     assert "task='embed' has no effect: the model's files decide" in said
@@ -63,7 +64,7 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported: a model runs on one device"),
+        (["--decode-context-parallel-size", "2"], "decode_context_parallel_size=2 is not supported"),
         (["--enable-lora", "--max-lora-rank", "0"], "max_lora_rank=0 is out of range"),
         (["--api-server-count", "4"], "one process serves"),
         (["--speculative-config", '{"method": "hydra"}'], "'hydra' is unknown: choose one of auto"),
@@ -90,6 +91,7 @@ def test_in_a_file(served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixt
     file = tmp_path / "options.yaml"
     file.write_text("model: smollm2\ntensor-parallel-size: 1\ntrust-remote-code: true\ndtype: half\n")
     assert main(["serve", "--config", str(file)]) == 0
-    assert served[0][1] == {"dtype": "float16"} and "trust_remote_code=True has no effect" in capsys.readouterr().err
-    file.write_text("model: smollm2\ntensor-parallel-size: 2\n")
+    assert served[0][1] == {"dtype": "float16", "tensor_parallel_size": 1}
+    assert "trust_remote_code=True has no effect" in capsys.readouterr().err
+    file.write_text("model: smollm2\ndecode-context-parallel-size: 2\n")
     assert main(["serve", "--config", str(file)]) == 1 and "one device" in capsys.readouterr().err

@@ -154,6 +154,22 @@ def test_the_runtime_of_kserve() -> None:
     schemas.validate(pod, schemas.latest_version(), strict=True)
 
 
+def test_the_ranks_of_two_machines() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "ranks.yaml").read_text()))
+    found = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in documents}
+    stateful = found["StatefulSet", "penstock-ranks"]
+    (container,) = stateful["template"]["spec"]["containers"]
+    check_flags(container["args"])
+    assert f"--nnodes={stateful['replicas']}" in container["args"]
+    assert f"--master-addr=penstock-ranks-0.{stateful['serviceName']}" in container["args"]
+    assert stateful["podManagementPolicy"] == "Parallel"  # pod 0 is ready once the others have come
+    headless = found["Service", stateful["serviceName"]]
+    assert headless["clusterIP"] == "None" and headless["publishNotReadyAddresses"]
+    schemas = pytest.importorskip("kubernetes_validate", reason="install kubernetes-validate for Kubernetes' schemas")
+    for document in documents:
+        schemas.validate(document, schemas.latest_version(), strict=True)
+
+
 def test_the_compose_file(tmp_path: Path) -> None:
     described = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     for name, service in described["services"].items():

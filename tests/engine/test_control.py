@@ -44,7 +44,6 @@ def test_messages_cross_processes_by_name() -> None:
     CommandLoop(stage.engine, wire, None, lambda request: None).serve()  # type: ignore[arg-type]
     obeyed, unknown, odd = wire.reports
     assert obeyed == Answered("a", Answer({"device": "simulated", "num_plans": 0}))
-    assert unknown.id == "b" and unknown.answer.error == (
-        "control message Sleep with no values is unknown: send Describe, LoadLora, DropLora"
-    )
-    assert odd.answer.error == "control message Describe with ['depth'] is unknown: send Describe, LoadLora, DropLora"
+    known = "is unknown: send Describe, LoadLora, DropLora, SaveSession, EraseSession"
+    assert unknown.id == "b" and unknown.answer.error == f"control message Sleep with no values {known}"
+    assert odd.answer.error == f"control message Describe with ['depth'] {known}"

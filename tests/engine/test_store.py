@@ -102,7 +102,7 @@ def test_no_room_for_the_rest_of_a_restored_prefix() -> None:
 
 def test_forgotten_prefixes_are_not_restored() -> None:
     stage = Stage(store=filled(FULL))
-    stage.scheduler.forget_prefixes()
+    stage.engine.forget_prefixes()
     stage.add([*TEXT, 100], max_tokens=1)
     stage.run()
     assert stage.stats.num_computed_tokens == 33
@@ -110,12 +110,12 @@ def test_forgotten_prefixes_are_not_restored() -> None:
 
 def test_adapters_have_names_only_once_their_files_are_known() -> None:
     from penstock.cache.radix import Root
-    from penstock.cache.store import Names
+    from penstock.cache.store import BlockNames
 
     known: dict[str, str] = {}
-    names = Names("model", known.get)
+    names = BlockNames("model", known.get)
     assert names.start(Root(adapter="1*1.0")) is None and names.start(Root()) is not None
     known["1*1.0"] = known["2*1.0"] = "files"
     assert names.start(Root(adapter="1*1.0")) == names.start(Root(adapter="2*1.0")) != names.start(Root())
     assert names.start(Root(salt="a")) != names.start(Root(salt="b"))
-    assert Names("other").start(Root()) != names.start(Root())
+    assert BlockNames("other").start(Root()) != names.start(Root())

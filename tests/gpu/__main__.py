@@ -29,10 +29,12 @@ FATAL = ("CUDA error", "AcceleratorError", "CUBLAS_STATUS", "out of memory")  # 
 
 def load() -> dict[str, object]:
     from tests.gpu import (  # noqa: F401  they enter their checks
+        adapters,
         captured,
         choices,
         encoders,
         exact,
+        experts,
         families,
         files,
         fp8,
@@ -40,6 +42,7 @@ def load() -> dict[str, object]:
         ints,
         large,
         memory,
+        meshes,
         operations,
         processors,
         roads,

@@ -47,6 +47,9 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (_small("LlamaForCausalLM"), {}),
     "llama-float32": (_small("LlamaForCausalLM"), {"dtype": "float32"}),
     "qwen3": (_small("Qwen3ForCausalLM"), {}),
+    "gpt-oss": (_small("GptOssForCausalLM"), {}),
+    "deepseek-v3": (_small("DeepseekV3ForCausalLM"), {}),
+    "qwen3-moe-fp8": (_small("Qwen3MoeForCausalLM"), {"quantization": "fp8"}),
     "smollm2": (SMOLLM2, {}),
     "smollm2-fp8": (SMOLLM2, {"quantization": "fp8"}),
 }

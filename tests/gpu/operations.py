@@ -61,8 +61,8 @@ def _compare(name: str, index: int, exact: bool = False) -> float:
 
 
 def _is_for_gpus(example: dict[str, Any]) -> bool:
-    """Return False for what models on a GPU refuse: caches of 4 bits."""
-    return "k_cache" not in example or example["k_cache"].dtype is not torch.uint8
+    """Return False for what models on a GPU refuse: trees of drafts, and caches of 4 bits."""
+    return example.get("tail") is None and ("k_cache" not in example or example["k_cache"].dtype is not torch.uint8)
 
 
 @check([(name,) for name, op in OPS.items() if "cuda" in op.bodies])
@@ -106,7 +106,7 @@ def exact_op(name: str) -> Figures:
     indices = [
         index
         for index, example in enumerate(examples_of(op))
-        if rows_of(op).count(example) and "k_scale" not in example
+        if rows_of(op).count(example) and "k_scale" not in example and example.get("tail") is None
     ]
     with ThreadPoolExecutor(THREADS) as threads:
         alike = list(threads.map(lambda index: _is_independent(name, index), indices))

@@ -6,7 +6,12 @@ from tests.gpu.answers import ask, ids, prompts, require_same
 from tests.gpu.check import Figures, check, require
 from tests.gpu.models import engine, made
 
-KINDS = [("LlamaForCausalLM",), ("Gemma2ForCausalLM",)]  # one block table, and several with windows
+KINDS = [  # one block table, several with windows, experts and sinks, latents
+    ("LlamaForCausalLM",),
+    ("Gemma2ForCausalLM",),
+    ("GptOssForCausalLM",),
+    ("DeepseekV2ForCausalLM",),
+]
 
 
 @check(KINDS)
@@ -19,7 +24,7 @@ def eager_and_recorded(architecture: str) -> Figures:
     return {"ties": require_same(one, [*given, given[0]], *answers)}
 
 
-@check([("LlamaForCausalLM",), ("BloomForCausalLM",)])
+@check([("LlamaForCausalLM",), ("BloomForCausalLM",), ("DeepseekV2ForCausalLM",)])
 def a_shared_prefix(architecture: str) -> Figures:
     """40 sequences with 300 tokens in common, which are read once for all, and each alone."""
     one, common = made(architecture), prompts(300)[0]

@@ -26,6 +26,10 @@ LONG = dict(
     partial_rotary_factor=0.75,
 )
 EXPERTS = dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128)
+ROUTED = dict(n_routed_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, n_shared_experts=1)
+LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
+)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, truncate=False, original_max_position_embeddings=128)
 SOFTCAPS = dict(query_pre_attn_scalar=64, attn_logit_softcapping=20.0, final_logit_softcapping=10.0)
 SLIDES = dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"], num_hidden_layers=3)
@@ -73,6 +77,32 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "GptOssForCausalLM": [
         BASE | HEAD | WINDOW | dict(num_local_experts=8, num_experts_per_tok=2, rope_parameters=YARN)
     ],
+    "DeepseekV2ForCausalLM": [
+        BASE
+        | LATENT
+        | ROUTED
+        | dict(first_k_dense_replace=1, qk_nope_head_dim=128, qk_rope_head_dim=64, kv_lora_rank=512),
+        BASE | LATENT | ROUTED | dict(topk_method="group_limited_greedy", n_group=4, topk_group=2, q_lora_rank=128),
+    ],
+    "DeepseekV3ForCausalLM": [
+        BASE | LATENT | ROUTED | dict(q_lora_rank=128, n_group=4, topk_group=2, first_k_dense_replace=1)
+    ],
+    "Glm4MoeLiteForCausalLM": [BASE | LATENT | ROUTED | dict(q_lora_rank=128)],
+    "MiniCPM3ForCausalLM": [BASE | LATENT | dict(q_lora_rank=128, scale_emb=3, scale_depth=1.1, dim_model_base=128)],
+    "YoutuForCausalLM": [BASE | LATENT | dict(q_lora_rank=128)],
+    "ArceeForCausalLM": [BASE],
+    "SeedOssForCausalLM": [BASE | HEAD],
+    "CohereForCausalLM": [BASE | dict(logit_scale=0.5)],
+    "Cohere2ForCausalLM": [BASE | WINDOW | SLIDES | dict(logit_scale=0.5)],
+    "Ernie4_5ForCausalLM": [BASE | HEAD],
+    "Ernie4_5_MoeForCausalLM": [BASE | dict(moe_num_experts=16, moe_k=4, moe_intermediate_size=128)],
+    "Exaone4ForCausalLM": [BASE | WINDOW | SLIDES],
+    "GlmForCausalLM": [BASE | HEAD | dict(pad_token_id=0)],
+    "Glm4ForCausalLM": [BASE | HEAD | dict(pad_token_id=0)],
+    "Olmo3ForCausalLM": [BASE | WINDOW | SLIDES],
+    "PhiForCausalLM": [BASE | dict(partial_rotary_factor=0.5)],
+    "SmolLM3ForCausalLM": [BASE | dict(pad_token_id=0, no_rope_layers=[0, 1])],
+    "StableLmForCausalLM": [BASE | dict(partial_rotary_factor=0.25)],
     "BertModel": [
         dict(
             vocab_size=1024,

@@ -182,7 +182,7 @@ def test_settings_say_why(config_folder: str) -> None:
         assert (settings["max_model_len"].value, settings["max_model_len"].why) == (128, "the model's context")
         assert settings["kv_cache_tokens"].value >= 4 * 128
         unset = {setting.name for setting in model.settings if setting.value is None}
-        measured = {"ttft_slo_ms", "tpot_slo_ms"}
+        measured = {"ttft_slo_ms", "tpot_slo_ms", "kv_offloading_path"}
         named = {"tokenizer", "chat_template", "revision", "quantization", "override_generation_config"}
         assert unset == named | measured
 

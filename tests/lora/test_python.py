@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,15 @@ def test_refused_where_it_is_off(lab: Lab) -> None:
     with make(lab, enable_lora=False) as llm, pytest.raises(InvalidRequest, match="--enable-lora"):
         llm.generate([PROMPT], PARAMS, lora_request=lab.lora(0))
     gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
-    with pytest.raises(InvalidConfig, match="enable_lora=True needs a CPU.*penstock merge"):
-        resolve(EngineConfig(device="cuda", enable_lora=True), Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
+    with pytest.raises(InvalidConfig, match="embedding model needs a CPU.*penstock merge"):
+        resolve(
+            EngineConfig(device="cuda", enable_lora=True), Facts(4096, 1024, 8 << 30, 2, gpu=gpu, whole_prompts=True)
+        )
+    facts = Facts(4096, 1024, 8 << 30, 2, gpu=replace(gpu, lora_bytes=1 << 20))
+    asked = [resolve(EngineConfig(device="cuda", enable_lora=one, max_loras=8), facts) for one in (False, True)]
+    fewer = asked[0].kv_cache_tokens - asked[1].kv_cache_tokens
+    assert fewer == 8 * 16 << 20 >> 10  # slots of rank 16, counted where the cache is sized
+    assert resolve(EngineConfig(enable_lora=True), facts).device == "cpu"
 
 
 def test_async_llm_removes(lab: Lab) -> None:
@@ -150,3 +158,18 @@ def test_async_llm_removes(lab: Lab) -> None:
             assert await llm.list_loras() == {1} and await llm.remove_lora(lab.lora(0)) and not await llm.list_loras()
 
     asyncio.run(run())
+
+
+def test_fields_of_vllm() -> None:
+    """By place or by name, and the older name of the path."""
+    one = LoRARequest("mine", 3, "/a")
+    assert one == LoRARequest(lora_name="mine", lora_int_id=3, lora_local_path="/a", base_model_name="base")
+    assert one.lora_local_path == one.path == "/a" and hash(one) == hash(LoRARequest("mine", 3, lora_path="/a"))
+    for said, fields in (
+        ("lora_local_path='/b'", dict(lora_path="/a", lora_local_path="/b")),
+        ("long_lora_max_len=8192", dict(lora_path="/a", long_lora_max_len=8192)),
+        ("lora_path=''", {}),
+        ("lora_int_id=0", dict(lora_path="/a", lora_int_id=0)),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            LoRARequest(**{"lora_name": "mine", "lora_int_id": 3, **fields})  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from penstock.models.lora.adapter import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.ops import LoraWeights, LowRank
 from penstock.ops.matmul.linear import unpack_panels
-from penstock.runner.cpu.loras import LoraBank
+from penstock.runner.loras import LoraBank, settle
 from penstock.types import LoraUse
 from penstock.types.lora import MAX_SCALE
 from tests.lora import adapters
@@ -90,7 +90,7 @@ def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"use_dora": True}, "use_dora=True.*merge_and_unload"),
+        ({"use_dora": True}, "use_dora=True.*penstock merge MODEL"),
         ({"bias": "all"}, "bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
@@ -171,6 +171,19 @@ def test_a_slot_that_could_not_be_filled_is_empty() -> None:
     bank.close()
 
 
+@pytest.mark.parametrize("width", [24, 40_000])
+def test_settled_matrices_are_the_same_and_lie_in_a_row(width: int) -> None:
+    """Small ones, and more than a huge page."""
+    parts = [LowRank.pack(torch.randn(5, width), torch.randn(33, 5), first) for first in (0, 33)]
+    other = LowRank.pack(torch.randn(2, width).bfloat16(), torch.randn(7, 2).bfloat16())
+    settled = settle(Adapter({"one": parts, "two": [other]}, 5))
+    for before, after in zip([*parts, other], [*settled.parts["one"], *settled.parts["two"]]):
+        assert after.a.equal(before.a) and after.b.equal(before.b) and replace(after, a=before.a, b=before.b) == before
+    one, two = settled.parts["one"]
+    addresses = [each.data_ptr() for each in (one.a, two.a, one.b, two.b, settled.parts["two"][0].a)]
+    assert addresses == sorted(addresses) and all(address % 64 == 0 for address in addresses)
+
+
 def test_refused_files(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> None:
     good = write(tmp_path / "good", model, pairs)
     tensors = load_file(good / "adapter_model.safetensors")
@@ -190,7 +203,10 @@ def test_refused_files(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) 
     refuse("NaN or infinity", {**tensors, first: tensors[first] * float("nan")})
     refuse("no low-rank matrix", {**tensors, first: tensors[first][0].contiguous()})
     refuse("no low-rank matrix", {**tensors, first: tensors[first].long()})
-    refuse("modules trained as a whole", {**tensors, "base_model.model.lm_head.weight": torch.zeros(3, 3)})
+    refuse(
+        "no part of a low-rank product.*penstock merge",
+        {**tensors, "base_model.model.lm_head.weight": torch.zeros(3, 3)},
+    )
     strange = {f"base_model.model.strange.lora_{half}.weight": torch.zeros(4, 4) for half in "AB"}
     refuse("no linear of this", strange)
     wide = oracle.make("LlamaForCausalLM", {**FAMILIES["LlamaForCausalLM"].like[0], "hidden_size": 128})
@@ -220,7 +236,7 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     )
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["w1"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj, which are not supported"):
+    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj, which can be merged alone"):
         read_adapter(tmp_path, spec, 16)
 
 

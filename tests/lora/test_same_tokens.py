@@ -174,3 +174,26 @@ def test_embedding_models_take_adapters(tmp_path: Path) -> None:
     assert mixed[1].outputs.embedding == plain[1].outputs.embedding
     assert mixed[0].outputs.embedding == pytest.approx(expected[0].outputs.embedding, abs=1e-5)
     assert mixed[0].outputs.embedding != pytest.approx(plain[0].outputs.embedding, abs=1e-3)
+
+
+def test_restored_prefixes_are_their_adapters_own(lab: Lab, tmp_path: Path) -> None:
+    """In another process the same number is another adapter: blocks are named after its files."""
+    prompt, own = prompts()[5] + list(range(3, 60)), params()[0]
+
+    def ask(llm: LLM, index: int | None) -> RequestOutput:
+        lora = None if index is None else lab.lora(index)
+        return llm.generate([prompt], own, lora_request=lora, use_tqdm=False)[0]
+
+    kept = {"kv_offloading_path": str(tmp_path / "kv")}
+    with make(lab, enable_prefix_caching=False) as cold:
+        expected = {index: read(ask(cold, index)) for index in (None, 0, 3)}
+    assert len({repr(one) for one in expected.values()}) == 3
+    with make(lab, **kept) as first:
+        for index in (None, 0, 3):
+            assert read(ask(first, index)) == expected[index]
+    with make(lab, **kept) as later:
+        for index in (3, None, 0, 1):
+            output = ask(later, index)
+            assert (output.num_cached_tokens > 0) == (index != 1), "never saved"
+            assert index == 1 or read(output) == expected[index]
+        assert later.stats()["num_restored_tokens"] > 3 * 48

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -123,8 +124,15 @@ def test_bad_requests_say_why(server: RunningServer, lab: Lab, tmp_path: Path) -
     refuse("/lora-adapters", {"id": 0}, "send a list")
     refuse("/lora-adapters", [{"id": 5, "scale": 1}], "id 5")
     name, path = "/v1/load_lora_adapter", str(lab.folders[2])
-    refuse(name, {"lora_name": "new", "lora_path": str(tmp_path / "none")}, "no folder")
+    refuse(name, {"lora_name": "new", "lora_path": str(tmp_path / "none")}, "no adapter found", status=404)
+    refuse(name, {"lora_name": "new", "lora_path": str(tmp_path)}, "adapter_config.json", status=404)
+    refuse(name, {"lora_name": "new", "lora_path": str(tmp_path / "none.gguf")}, "GGUF", status=404)
+    (tmp_path / "adapter_config.json").write_text("this is not json")
     refuse(name, {"lora_name": "new", "lora_path": str(tmp_path)}, "adapter_config.json")
+    for key, value in (("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"])):
+        config = json.loads((lab.folders[2] / "adapter_config.json").read_text())
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, key: value}))
+        refuse(name, {"lora_name": "new", "lora_path": str(tmp_path)}, key, "penstock merge")
     refuse(name, {"lora_name": "lora-0", "lora_path": path}, "already loaded", "load_inplace")
     refuse(name, {"lora_name": "base", "lora_path": path}, "another model")
     refuse(name, {"lora_path": path}, "lora_name")

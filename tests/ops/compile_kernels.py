@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
-from penstock.ops import OPS
+from penstock.ops import OPS, AdapterRows, LoraStacks
 from penstock.ops.attention.attention import Shared, Work
 from penstock.ops.attention.cache import FP8
 from penstock.ops.matmul.epilogue import Epilogue
@@ -29,6 +29,7 @@ from penstock.ops.triton.tuning import INT_TILE_ROWS
 from tests.ops.examples import examples_of
 from tests.ops.examples.attention import paged
 from tests.ops.examples.case import with_epilogue
+from tests.ops.examples.latent import paged_latents
 from tests.ops.examples.matmul import int_weight
 
 
@@ -72,6 +73,8 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
     yield from (("int_product", with_epilogue(example)) for example in _int_products())
     yield from (("product", with_epilogue(example)) for example in _few_rows())
     yield from _grouped_products(has_fp8, exact=False)
+    yield from _latents()
+    yield from _loras()
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -155,6 +158,29 @@ def _grouped_products(has_fp8: bool, exact: bool) -> Iterator[tuple[str, dict[st
                 yield "grouped_int_product", {"x": x, "words": words, "scales": scales, **call}
 
 
+def _latents() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Single queries in KV splits and not, and tiles, as DeepSeek's models have them."""
+    tiles = torch.tensor([[1, 0]], dtype=torch.int32)
+    for num_heads, num_kv_splits in ((16, 2), (128, 1)):
+        given = paged_latents(1, [(1, 40), (4, 20)], num_heads, (512, 64), dtype=torch.bfloat16)
+        queries = {name: given[name].bfloat16() for name in ("q", "q_rope")}
+        yield "latent_attention", given | queries | {"work": Work(1, tiles, num_kv_splits)}
+    for num_tokens in (1, 100, 300):
+        x = torch.zeros(num_tokens, 2, 192, dtype=torch.bfloat16)
+        yield "head_product", {"x": x[:, :, :128], "weight": torch.zeros(2, 512, 128, dtype=x.dtype)}
+
+
+def _loras() -> Iterator[tuple[str, dict[str, Any]]]:
+    for num_rows in (1, 300):
+        x = torch.zeros(num_rows, 2048, dtype=torch.bfloat16)
+        weights = LoraStacks(8, 16, (512, 2048), (256, 128, 128), x.dtype, torch.device("cpu"))
+        rows = AdapterRows(torch.zeros(num_rows, dtype=torch.int32))
+        yield (
+            "add_lora_stacks",
+            {"x": x, "y": torch.zeros(num_rows, 512, dtype=x.dtype), "rows": rows, "weights": weights},
+        )
+
+
 def _few_rows() -> Iterator[dict[str, Any]]:
     for num_rows, width, eps in ((32, 1024, 1e-5), (9, 4096, 0.0)):
         x = torch.zeros(num_rows, width, dtype=torch.bfloat16)
@@ -169,6 +195,8 @@ def _few_rows() -> Iterator[dict[str, Any]]:
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of few rows and of many, KV splits side by side and one after the other."""
     yield from _grouped_products(has_fp8, exact=True)
+    yield from _latents()
+    yield from _loras()
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
         x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
         after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}
@@ -195,7 +223,7 @@ def _fits(name: str, example: dict[str, Any]) -> bool:
     return (
         first.shape[0] > 0
         and "k_scale" not in example
-        and not example.get("interleaved")
+        and example.get("tail") is None
         and (name != "product" or first.shape[0] == 1 or is_skinny(first, example["weight"], example.get("norm")))
     )
 

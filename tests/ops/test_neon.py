@@ -108,11 +108,11 @@ def test_packing_moves_the_same_bytes(ggml_type: int, emulator: Emulator) -> Non
 
 
 def test_every_kernel_is_called(emulator: Emulator) -> None:
-    """Packing aside, which has no op, the ops' examples leave no kernel out."""
+    """Packing and exchanges between ranks aside, which have no ops, the ops' examples leave no kernel out."""
     with emulated(emulator):
         for op in WITH_BODY:
             op(**example_of(op, 0))
-    assert emulator.called | {"pack"} == {kernel.name for kernel in KERNELS}
+    assert emulator.called | {"pack"} == {kernel.name for kernel in KERNELS if not kernel.name.startswith("mesh_")}
 
 
 def test_the_processor_decides() -> None:

@@ -39,6 +39,8 @@ WHERE: dict[str, tuple[str, dict[str, Any]]] = {
     "add_in_product": ("LlamaForCausalLM", {}),
     "add_in_norm": ("Gemma2ForCausalLM", {}),
     "join_fp8_mlp": ("LlamaForCausalLM", {"quantization": "fp8"}),
+    "gate_in_experts": ("MixtralForCausalLM", {}),
+    "add_in_experts": ("MixtralForCausalLM", {}),
     "attend_ends": ("LlamaForCausalLM", {}),
     "defer_norm": ("LlamaForCausalLM", {}),
     "join_attention": ("Qwen3ForCausalLM", {}),

@@ -3,7 +3,6 @@ import sys
 from vllm import LLM
 
 for options, said in (
-    ({"tensor_parallel_size": 2}, "one device"),
     ({"data_parallel_size": 2}, "one device"),
     ({"enable_lora": True, "max_loras": 0}, "max_loras"),
     ({"task": "classify"}, "generate text"),

@@ -73,8 +73,8 @@ def test_a_model_of_them_is_the_cpus(
     made: dict[str, Scheme] = {}
     storage = load.storage
 
-    def as_on_gpu(ops: Any, take: Any, options: load.Options, checkpoint: Any, sources: Any) -> Any:
-        hold = storage(ops, take, replace(options, dtype=torch.float32, on_gpu=True), checkpoint, sources)
+    def as_on_gpu(ops: Any, take: Any, options: load.Options, *rest: Any) -> Any:
+        hold = storage(ops, take, replace(options, dtype=torch.float32, on_gpu=True), *rest)
 
         def holding(name: str, bias: torch.Tensor | None) -> Scheme:
             made[name] = hold(name, bias)

@@ -19,12 +19,15 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from penstock import LLM, SamplingParams
-from penstock.api.assemble import META, _load, _resolve_settings, outline
+from penstock.api.assemble import _resolve_settings, make_table, outline
+from penstock.api.engine.load import META, load_weights
 from penstock.cache.group import LAYOUTS, group_layers
 from penstock.config import EngineConfig, Resolved
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import OPS
 from penstock.ops.triton import launch
+from penstock.ops.triton.attention import latent
+from penstock.ops.triton.exact import latent as exact_latent
 from penstock.runner.compile import ahead as aheads
 from penstock.runner.compile import cross
 from penstock.runner.compile.ahead import start_compiling
@@ -124,7 +127,13 @@ def materialized(thing: Any) -> Any:
     if isinstance(thing, (list, tuple)):
         return type(thing)(materialized(part) for part in thing)
     if type(thing).__module__.startswith(
-        ("penstock.layers", "penstock.quant", "penstock.models.decoder", "penstock.passes")
+        (
+            "penstock.layers",
+            "penstock.quant",
+            "penstock.models.decoder",
+            "penstock.passes",
+            "penstock.ops.matmul.lora_stacks",
+        )
     ):
         for name, value in list(vars(thing).items()):
             object.__setattr__(thing, name, materialized(value))  # stages are frozen
@@ -145,6 +154,9 @@ def stand_in() -> list[str]:
     knobs.compilation.listener = listen
     launches: Any = launch
     launches.has_pdl = launches.is_hopper = lambda device: True
+    modules: list[Any] = [latent, exact_latent]
+    for module in modules:
+        module.is_hopper = launches.is_hopper
     cuda_runner: Any = sys.modules[CudaRunner.__module__]
     cuda_runner.cache_launches = lambda: None  # it asks torch for a device
     for bodies in [bodies for op in OPS.values() for bodies in (op.bodies, op.exact_bodies)]:
@@ -165,7 +177,7 @@ def stand_in() -> list[str]:
 def engine(folder: str) -> None:
     spec, settings = described(folder)
     llm: LLM = dummy(folder, kv_cache_tokens=32768, **{name: OPTIONS[name] for name in SIZES})
-    model: Any = _load(None, spec, settings, META)
+    model: Any = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
     missed = stand_in()
     materialized(model)
     grouping = group_layers(spec.states(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)

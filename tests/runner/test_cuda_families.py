@@ -17,13 +17,15 @@ pytest.importorskip("triton")
 import triton  # noqa: E402
 
 import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
-from penstock import ops  # noqa: E402
+from penstock import layers, ops  # noqa: E402
+from penstock.layers import KvCache  # noqa: E402
 from penstock.models import decoder, load, reading  # noqa: E402
 from penstock.models.decoder import Decoder, Encoder  # noqa: E402
 from penstock.models.load import load_model  # noqa: E402
-from penstock.models.memory import KvMemory  # noqa: E402
+from penstock.models.memory import KvMemory, LatentMemory  # noqa: E402
 from penstock.models.spec import FAMILIES, spec_from_config  # noqa: E402
 from penstock.ops import OpTable, registry  # noqa: E402
+from penstock.ops.triton.attention import latent  # noqa: E402
 from penstock.ops.triton.attention.attention import tile_tokens  # noqa: E402
 from penstock.ops.triton.experts import grouped_product  # noqa: E402
 from penstock.ops.triton.matmul import product  # noqa: E402
@@ -58,10 +60,16 @@ class OnGpu(Paged):
     def __init__(self, model: Decoder, forbidden: pytest.MonkeyPatch) -> None:
         super().__init__(model)
         self._forbidden = forbidden
-        kept = [memory for memory in model.spec.memories() if isinstance(memory, KvMemory)]
-        self._tile = min(tile_tokens(memory.num_heads, memory.num_kv_heads) for memory in kept)
+        self._tile = min(
+            tile_tokens(memory.num_heads, memory.num_kv_heads)
+            if isinstance(memory, KvMemory)
+            else latent.tile_tokens(memory.num_heads, self.memory.blocks.device)
+            for memory in model.spec.memories()
+            if isinstance(memory, KvMemory | LatentMemory)
+        )
         for cache in self.caches:
-            cache.k = cache.k.transpose(2, 3).contiguous().transpose(2, 3)
+            if isinstance(cache, KvCache):
+                cache.k = cache.k.transpose(2, 3).contiguous().transpose(2, 3)
         forward, model.forward = model.forward, self._forward  # type: ignore[method-assign, assignment]
         self._computes = forward
 
@@ -98,6 +106,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Matrices are stored as on a GPU."""
     for module in (decoder, load):
         monkeypatch.setattr(module, "dense", Matrix)
+    monkeypatch.setattr(decoder, "hold_heads", layers.HeadProduct)
     # The interpreter takes as long for one output as for many.
     for module in (product, grouped_product):
         monkeypatch.setattr(module, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))

@@ -59,6 +59,7 @@ def engines(folder: str, **more: Any) -> Iterator[tuple[LLM, LLM]]:
         engine = other.service.engine
         made = CudaRunner(theirs.model, memory, theirs.rows.grammars, SEQUENCES, 48, eager=True)  # type: ignore[arg-type]
         made.warm()
+        made.store = theirs.store
         engine.executor, engine.overlap = made, 1
         yield usual, other
 
@@ -102,6 +103,25 @@ def test_chunks_and_single_tokens_in_any_company(both: tuple[LLM, LLM]) -> None:
         assert answers(other, PROMPTS, params) == answers(usual, PROMPTS, params)
     stats = other.stats()
     assert stats["num_running"] == stats["num_used_blocks"] == 0 and stats["num_cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_prefixes_from_a_store(tmp_path: Path, no_gpu: None, lost: bool) -> None:
+    """Saved beside steps that run ahead, and loaded; a block that is lost then makes its step begin anew."""
+    with engines(write_config(tmp_path, "LlamaForCausalLM"), kv_offloading_size=0.01) as (usual, other):
+        params = [asking(max_tokens=5 + 4 * i) for i in range(len(PROMPTS))]
+        expected = answers(usual, PROMPTS, params)
+        assert answers(other, PROMPTS, params) == expected
+        engine: Any = other.service.engine
+        engine.scheduler.cache.tree.clear()
+        if lost:
+            memory = engine.executor.store._memory
+            for name in list(memory)[::3]:
+                memory[name] = memory[name][:-1]
+        assert answers(other, PROMPTS, params) == expected
+        stats = other.stats()
+        assert stats["num_saved_blocks"] > 5 and (stats["num_lost_restores"] > 0) == lost
+        assert stats["num_restored_tokens"] > 0 and stats["num_used_blocks"] == 0
 
 
 ON_HOST: list[dict[str, Any]] = [
@@ -215,7 +235,7 @@ def test_damaged_logits_end_their_request_alone(both: tuple[LLM, LLM], monkeypat
     model = other.service.engine.executor.model  # type: ignore[attr-defined]
     logits, calls = model.logits, iter(range(1000))
 
-    def damaged(hidden: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
+    def damaged(hidden: torch.Tensor, at: torch.Tensor | None = None, adapters: None = None) -> torch.Tensor:
         values = logits(hidden, at)
         values[0] = torch.nan if next(calls) == 3 else values[0]
         return values

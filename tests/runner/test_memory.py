@@ -12,7 +12,7 @@ from penstock.engine.plan import Admission, Move, Output, Plan, Row
 from penstock.errors import InvalidConfig
 from penstock.layers import KvCache, LatentCache, StateRows
 from penstock.models.memory import KvMemory, LatentMemory, Memory, RecurrentMemory
-from penstock.runner.cpu.runner import Buffers
+from penstock.runner.cpu.buffers import Buffers
 from penstock.runner.memory import DTYPES, BlockMemory
 from penstock.runner.rows import RunningRows
 from penstock.runner.step import Step, ends_of

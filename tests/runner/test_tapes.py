@@ -14,7 +14,8 @@ from penstock.engine.plan import Draft, RowResult
 from penstock.models.spec import FAMILIES
 from penstock.ops import cpu
 from penstock.ops.cpu.runtime.tape import Tape
-from penstock.runner.cpu.runner import Runner, Shape
+from penstock.runner.cpu.buffers import Shape
+from penstock.runner.cpu.runner import Runner
 from penstock.runner.cpu.tapes import Tapes
 from penstock.text.prompt_encoder import Encoded
 from tests.same_tokens.roads import Guessing, alone, answer, drafted, tiny_llm, tiny_model

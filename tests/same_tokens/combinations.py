@@ -32,6 +32,7 @@ COLUMNS = (
     "stop strings",
     "streams",
     "prefix cache",
+    "restored prefixes",
     "chunked prompts",
     "preemption",
     "int8 KV cache",

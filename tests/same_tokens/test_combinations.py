@@ -159,6 +159,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "preemption": {"scheduling_policy": "priority", "max_num_seqs": 2},
+    "restored prefixes": {"kv_offloading_size": 0.05},
     "int8 KV cache": {"kv_cache_dtype": "int8"},
     "LoRA adapters": {"enable_lora": True},
 }
@@ -332,6 +333,9 @@ def check_same(models: Models, drafter: str, column: str) -> None:
         for row in range(len(rows._rows)):
             if rows.drafters is not None:
                 rows.drafters.finish(rows[row].state)
+        if column == "restored prefixes":
+            drafting.service.engine.save(everything=True)
+            drafting.service.engine.scheduler.cache.tree.clear()
     after = drafting.stats()
     ending = "" if drafter == "tree" else f"_of_{NAMES.get(drafter, drafter)}"
     names = [f"num_{kind}_tokens{ending}" for kind in ("draft", "accepted")]
@@ -344,6 +348,8 @@ def check_same(models: Models, drafter: str, column: str) -> None:
     assert drafted > 0 and (accepted > 0 or drafter == "lookahead")
     if column == "prefix cache":
         assert after["num_cached_tokens"] > before["num_cached_tokens"]
+    if column == "restored prefixes":
+        assert after["num_restored_tokens"] > before["num_restored_tokens"]
     if column == "preemption":
         assert after["num_preemptions"] > before["num_preemptions"]
 

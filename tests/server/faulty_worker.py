@@ -41,7 +41,7 @@ class FaultyRunner(module.Runner):
 
 
 if __name__ == "__main__":
-    import penstock.api.assemble
+    import penstock.api.engine.start
 
-    penstock.api.assemble.Runner = FaultyRunner  # type: ignore[attr-defined]
+    penstock.api.engine.start.Runner = FaultyRunner  # type: ignore[attr-defined]
     sys.exit(worker.main())

@@ -19,13 +19,13 @@ HEADERS = {"penstock-router-key": KEY, "penstock-relay": "ab" * 16 + ".170000000
 MESSAGES = [{"role": "user", "content": "hi there"}]
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
-        "messages": MESSAGES, "max_tokens": 20, "logprobs": True, "top_logprobs": 2,
+        "messages": MESSAGES, "max_tokens": 60, "ignore_eos": True, "logprobs": True, "top_logprobs": 2,
         "stream_options": {"include_usage": True},
     },
-    "/v1/completions": {"prompt": "abc", "max_tokens": 20, "stop": ["\u0005\u0015"]},
-    "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 20},
-    "/v1/responses": {"input": "hi there", "max_output_tokens": 20},
-    "/generate_stream": {"inputs": "hi there", "parameters": {"max_new_tokens": 20, "do_sample": True}},
+    "/v1/completions": {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stop": ["\u0005\u0015zz"]},
+    "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 60},
+    "/v1/responses": {"input": "hi there", "max_output_tokens": 60},
+    "/generate_stream": {"inputs": "hi there", "parameters": {"max_new_tokens": 60, "do_sample": True}},
 }  # fmt: skip
 TIMES = rb'"(timings|completed_at|cached_tokens|cache_read_input_tokens)":({[^}]*}|[0-9.eE+-]+|null)'
 

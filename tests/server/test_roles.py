@@ -66,7 +66,7 @@ def test_short_prompts_and_known_ones_stay_with_the_decoder(roles: RunningServer
     assert replicas == [[0, 1], [1], [1]]
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_streams_outlive_either(server: RunningServer, roles: RunningServer, number: int) -> None:
     asked = chats(6)
     alone = asyncio.run(run_all(server.url, asked))

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socketserver
+import ssl
 import subprocess
 import sys
 import threading
@@ -76,6 +77,7 @@ def test_every_dialect_passes_through(fleet: Fleet) -> None:
     refused = httpx.post(f"{fleet.url}/v1/completions", json={"prompt": "hi", "max_tokens": -7})
     assert refused.status_code == 400 and "max_tokens" in refused.text
     assert httpx.get(f"{fleet.url}/nowhere").status_code == 404
+    assert httpx.head(f"{fleet.url}/v1/models", timeout=5).status_code == 200
 
 
 def test_turns_stay_on_the_server_that_has_the_prefix(fleet: Fleet) -> None:
@@ -118,7 +120,7 @@ def test_responses_files_and_batches_find_their_server(fleet: Fleet) -> None:
 
 
 def test_streams_survive_a_killed_server_and_a_rolling_restart(tiny_model: Path, tmp_path: Path) -> None:
-    asks = chats(8, max_tokens=400)
+    asks = chats(6, max_tokens=250)
     with serve(tiny_model, tmp_path) as alone:
         whole = _results(asyncio.run(run_all(alone.url, asks)))
     one, two, three = (serve(tiny_model, tmp_path) for _ in range(3))
@@ -126,7 +128,7 @@ def test_streams_survive_a_killed_server_and_a_rolling_restart(tiny_model: Path,
         _wait_upstreams(router, 3)
 
         async def kill(counts: list[int]) -> None:
-            while sum(count > 5 for count in counts) < 8:
+            while sum(count > 5 for count in counts) < 6:
                 await asyncio.sleep(0.005)
             one.process.send_signal(signal.SIGKILL)
 
@@ -134,7 +136,7 @@ def test_streams_survive_a_killed_server_and_a_rolling_restart(tiny_model: Path,
         assert _metric(router, "penstock_router:streams_continued_total") >= 1
 
         async def roll(counts: list[int]) -> None:
-            while sum(count > 5 for count in counts) < 8:
+            while sum(count > 5 for count in counts) < 6:
                 await asyncio.sleep(0.005)
             two.process.send_signal(signal.SIGTERM)
             two.process.send_signal(signal.SIGTERM)  # at once: what runs there goes on elsewhere
@@ -143,6 +145,7 @@ def test_streams_survive_a_killed_server_and_a_rolling_restart(tiny_model: Path,
         _wait_upstreams(router, 1)
 
 
+@pytest.mark.slow
 def test_stopped_server_is_given_up_after_a_while(tiny_model: Path, tmp_path: Path) -> None:
     asks = chats(4, max_tokens=300)
     with serve(tiny_model, tmp_path) as one, serve(tiny_model, tmp_path) as two:
@@ -172,10 +175,11 @@ def test_without_servers_it_says_when_to_come_back(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def route_without_server(folder: Path) -> Iterator[str]:
-    """Run a router whose only server does not exist."""
+def route_without_server(folder: Path, upstream: str = "") -> Iterator[str]:
+    """Run a router whose only server does not exist, or cannot be used."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "route", f"http://127.0.0.1:{free_port()}", "--port", str(port)]
+    command = [sys.executable, "-m", "penstock", "route", upstream or f"http://127.0.0.1:{free_port()}"]
+    command += ["--port", str(port)]
     process = subprocess.Popen(command)
     try:
         end = time.monotonic() + 30
@@ -308,3 +312,19 @@ def test_drained_server_gets_nothing_new(fleet: Fleet) -> None:
     assert _metric(fleet.router, name) == before
     httpx.post(f"{fleet.url}/admin/upstreams", json={**told, "drain": False})
     assert httpx.post(f"{fleet.url}/admin/upstreams", json={"url": "http://x", "drain": True}).status_code == 404
+
+
+def test_upstream_by_https_is_checked(tiny_model: Path, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "server.key", tmp_path / "server.crt"
+    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    asked += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(asked, check=True, capture_output=True)
+    server = serve(tiny_model, tmp_path, "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    server.verify = ssl.create_default_context(cafile=str(certificate))
+    body = {"prompt": "a", "max_tokens": 1}
+    with server:
+        with route([server], tmp_path, "--upstream-ca-file", str(certificate)) as router:
+            _wait_upstreams(router, 1)
+            assert httpx.post(f"{router.url}/v1/completions", json=body).status_code == 200
+        with route_without_server(tmp_path, server.url) as url:  # it does not trust the certificate
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 503

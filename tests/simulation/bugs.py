@@ -570,6 +570,18 @@ STORE = [
         "wanted |= {(i, g) for i in range(max(first, longest - 1), longest) if not held[g][i]}",
     ),
     bug(
+        "a session is evicted like any other path",
+        "cache/radix.py",
+        "return KEPT if self.kept else self.priority",
+        "return self.priority",
+    ),
+    bug(
+        "a session's former path is kept for ever",
+        "cache/sessions.py",
+        "            node.kept -= 1\n",
+        "            node.kept -= node is session.node\n",
+    ),
+    bug(
         "keys do not count in the names of blocks",
         "cache/store.py",
         "return _digest(digest, repr(key).encode())",

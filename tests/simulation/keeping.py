@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 
-from penstock.cache.store import Names, Offloading
+from penstock.cache.store import BlockNames, Offloading
 from tests.simulation.device import require
 
 FINGERPRINT = "simulated"
@@ -56,4 +56,4 @@ class FakeStore:
 
 
 def offload_to(store: FakeStore, most_saves: int = 8) -> Offloading:
-    return Offloading(store, Names(FINGERPRINT), most_saves)
+    return Offloading(store, BlockNames(FINGERPRINT), most_saves)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.cache.store import Stored
+from penstock.cache.store import Transfer
 from penstock.engine.executor import Answer, Awaited
 from penstock.engine.plan import Move, Plan, Result
 from tests.simulation.scenario import draw_scenario
@@ -34,7 +34,7 @@ class Remote:
             moves=sum(across(move, Move) == move for move in plan.moves),
             drafts=sum(len(row.draft) for row in plan.rows),
             admissions=len(plan.admissions),
-            transfers=sum(across(one, Stored) == one for one in (*plan.loads, *plan.saves)),
+            transfers=sum(across(one, Transfer) == one for one in (*plan.loads, *plan.saves)),
             blocks=sum(len(changes) for row in plan.rows for changes in row.blocks),
         )
         ticket, seen = self.world.start(across(plan, Plan)), self.seen

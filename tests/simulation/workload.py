@@ -86,6 +86,9 @@ class Workload:
             priority=rng.randint(0, 3),
             salt=rng.choice(SALTS),
             tenant=self._tenant(),
+            cache_priority=3 * (self.num_made % 9 == 4),
+            session=f"s{self.num_made % 4}" if self.num_made % 6 == 2 else "",
+            session_s=40.0,
         )
 
     def _speculation(self) -> SpeculationParams | bool | None:

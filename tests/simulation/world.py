@@ -73,6 +73,7 @@ class World:
             prompt_cap=WhimCap(scenario.seed) if scenario.seed % 4 > 1 else None,
             exact_starts=scenario.seed % 5 == 0,
         )
+        self.scheduler.roster.sessions._clock = lambda: self.now_s
         self.model = Model(self.cache.groups)
         self.device = FakeExecutor(
             self.cache,
@@ -224,7 +225,7 @@ class World:
             self._step()
             require(self.num_steps <= last, "no end in sight", self.num_steps, last)
         self.engine.save(everything=True)
-        require(not self.scheduler.has_saves, "something is never saved")
+        require(not self.engine.has_saves, "something is never saved")
         self.engine.close()
         self.scheduler.check()
         roster, pool = self.scheduler.roster, self.cache.pool

@@ -142,6 +142,8 @@ def test_bad_options_are_refused(make: Make, tmp_path: Path, caplog: pytest.LogC
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfig, match="kv_offloading_path.*name a folder"):
         make(kv_offloading_path=str(tmp_path / "file"))
+    with pytest.raises(InvalidConfig, match="kv_offloading_size=60000 is over the .* GiB that are free: lower it"):
+        make(kv_offloading_size=60000.0)
     with pytest.raises(InvalidConfig, match="kv_offloading_size=-1.* out of range"):
         make(kv_offloading_size=-1.0)
     with make(enable_prefix_caching=False) as llm:

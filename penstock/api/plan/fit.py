@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api.assemble import DTYPES, META, bytes_per_token
+from penstock.api.assemble import bytes_per_token
 from penstock.api.drafting import group_states
+from penstock.api.engine.load import DTYPES, META
 from penstock.api.plan.devices import Device
+from penstock.api.plan.ranks import RankUse, list_ranks
 from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.resolve import gpu_room
@@ -63,6 +65,7 @@ class Fit:
     settings: Resolved
     model: Decoder | Encoder
     memory: MemoryUse
+    ranks: tuple[RankUse, ...] = ()  # if there are several
 
 
 def needed_blocks(grouping: Grouping, length: int, settings: Resolved) -> int:
@@ -106,6 +109,7 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     per_token = max(1, bytes_per_token(spec, settings))
     needed = _needed_tokens(spec, settings, length, concurrency)
+    ranks = list_ranks(subject.checkpoint, spec, settings)
     weights = gpu.packed_bytes if gpu and gpu.packed_bytes and settings.keeps_packed else weight_bytes(model)
     if gpu is not None:
         free = replace(given, kv_cache_tokens=None)
@@ -114,11 +118,13 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
     else:
         logits = 0 if spec.is_encoder else 4 * spec.vocab_size * min(settings.max_num_seqs, concurrency)
         step = spec.scratch_bytes(4) * settings.max_num_batched_tokens + logits
-        limit, process = device.memory_bytes, PROCESS_BYTES
+        limit, process = device.memory_bytes, PROCESS_BYTES * max(1, len(ranks))
+        weights = sum(each.weight_bytes for each in ranks) or weights
+        step *= max(1, len(ranks))
         most = max(-1, limit - weights - process - step) // per_token
     keeps = bool(grouping.groups)
     memory = MemoryUse(weights, needed * per_token * keeps, step, process, limit, most, needed if keeps else 0)
-    return Fit(spec, settings, model, memory)
+    return Fit(spec, settings, model, memory, tuple(ranks))
 
 
 def _facts(subject: Subject, spec: ModelSpec, config: EngineConfig, device: Device) -> tuple[Facts, GpuFacts | None]:
@@ -131,7 +137,8 @@ def _facts(subject: Subject, spec: ModelSpec, config: EngineConfig, device: Devi
         known = known_facts(spec, stored, device.name, device.memory_bytes, device.capability)
         gpu = replace(known, packed_bytes=packed)
     per_token, cores = bytes_per_token(spec, config), cpu.available_cores()
-    return Facts(spec.max_positions, per_token, device.memory_bytes, cores, spec.is_encoder, gpu=gpu), gpu
+    facts = Facts(spec.max_positions, per_token, device.memory_bytes, cores, spec.is_encoder, gpu=gpu)
+    return replace(facts, num_layers=spec.num_layers), gpu
 
 
 def storage_options(settings: Resolved) -> Options:

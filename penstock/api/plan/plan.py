@@ -52,7 +52,7 @@ class Forecast:
     load: Demand
     length: int  # of each request, that memory was counted for
     max_concurrency: int
-    speed: Speed | None  # None: no speed of the device is known, or the model makes embeddings
+    speed: Speed | None  # None: no speed of the device is known, it has several ranks, or the model makes embeddings
     change: Change | None  # None: it fits, or no single change would do
 
 
@@ -67,7 +67,7 @@ def make_plan(subject: Subject, config: EngineConfig, device: Device, wish: Wish
     load = Demand(wish.concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
     change = None if memory.fits else _find_change(subject, config, device, fit, length, wish.concurrency)
     speed = None
-    if not fit.spec.is_encoder and memory.fits and (device.bytes_s or is_timed):
+    if not fit.spec.is_encoder and memory.fits and not fit.ranks and (device.bytes_s or is_timed):
         times: StepTimes = (
             time_steps(subject.checkpoint, fit.spec, settings, load)
             if is_timed

@@ -99,7 +99,7 @@ def _count_layers(spec: ModelSpec, settings: Resolved) -> tuple[int, int]:
 def _sample(
     checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, num_layers: int, load: Demand, depth: int
 ) -> _Sample:
-    from penstock.api.assemble import start_engine
+    from penstock.api.engine.start import start_engine
 
     model = blank_model(checkpoint, spec, storage_options(settings), CPU, num_layers)
     rows = min(load.concurrency, settings.max_num_seqs)

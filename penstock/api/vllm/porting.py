@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 # The same value under another name.
 SPELLINGS: dict[str, dict[Any, Any]] = {
+    "distributed_executor_backend": {"uni": "mp"},
     "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "load_format": {"safetensors": "auto", "gguf": "auto", "hf": "auto"},
@@ -59,7 +60,6 @@ HARMLESS: dict[str, tuple[type, str]] = {
     "trust_remote_code": (bool, "a checkpoint's code is never run"),
     "code_revision": (str, "a checkpoint's code is never run"),
     "disable_custom_all_reduce": (bool, "there is one device"),
-    "enable_expert_parallel": (bool, "there is one device"),
     **dict.fromkeys(
         ("compilation_config", "attention_backend", "attention_config", "cuda_graph_sizes", "prefix_caching_hash_algo"),
         (str, "kernels and caches are Penstock's own"),
@@ -82,10 +82,9 @@ HARMLESS: dict[str, tuple[type, str]] = {
 # Accepted at these values, with the reason why others are not.
 LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     **dict.fromkeys(
-        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"),
+        ("data_parallel_size", "decode_context_parallel_size"),
         (int, (1,), "a model runs on one device: set it to 1, or start a server per device"),
     ),
-    "distributed_executor_backend": (str, ("mp", "uni"), "a model runs on one device: leave it out"),
     **dict.fromkeys(
         ("speculative_model", "num_speculative_tokens", "spec_model", "spec_method", "spec_tokens"),
         (str, (), "speculative decoding is set by speculative_config alone, a JSON object"),

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from penstock.commands.flags.groups import MACHINES
+
 SAMPLING, STRUCTURE = "Sampling", "Form of the answer"
 RARE_SAMPLING, ENGINE = "More sampling", "Engine"
-LIMITS, SPEECH = "Limits", "API"  # of the server
-NAMES_ALONE = (RARE_SAMPLING, SPEECH, LIMITS, ENGINE)  # groups that --help lists and --help-all explains
+LIMITS, SPEECH, LOG = "Limits", "API", "Log"  # of the server
+NAMES_ALONE = (RARE_SAMPLING, SPEECH, LIMITS, LOG, ENGINE)  # groups that --help lists and --help-all explains
 ALL = "--help-all"
 MODULES = "--lora-modules"
 
@@ -35,7 +37,8 @@ class Command(TyperCommand):
         for param in params:
             panel = getattr(param, "rich_help_panel", None) or "Options"
             if panel in NAMES_ALONE and not explains_all:
-                names.setdefault(panel, []).append(next(name for name in param.opts if name.startswith("--")))
+                if param.name not in MACHINES:
+                    names.setdefault(panel, []).append(next(name for name in param.opts if name.startswith("--")))
                 continue
             if panel == ENGINE:
                 param.hidden = False  # a command that hides them takes them too

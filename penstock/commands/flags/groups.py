@@ -15,3 +15,7 @@ _GROUPS = {
     "Log": "access_log log_format otlp_traces_endpoint",
 }
 SERVER_GROUPS = {name: group for group, names in _GROUPS.items() for name in names.split()}
+MACHINES = (  # of the engine, in `serve --help` by --nnodes alone, which docs/parallel.md explains
+    *("node_rank", "master_addr", "master_port", "distributed_secret_file", "ray_placement"),
+    *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca"),
+)

@@ -16,7 +16,7 @@ import typer
 
 from penstock.api.vllm.porting import port_options
 from penstock.commands.flags.command import ENGINE, HELP_ALL
-from penstock.commands.flags.groups import SERVER_GROUPS
+from penstock.commands.flags.groups import MACHINES, SERVER_GROUPS
 from penstock.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -28,17 +28,23 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-ALIASES = {"data_parallel_size": ("-dp",)}  # vLLM's short flags
+ALIASES = {  # vLLM's short flags
+    "data_parallel_size": ("-dp",),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+}
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
 STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE)  # engine options of `serve` alone, and in its help
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+RANKS = (*SIZES, "enable_expert_parallel", "distributed_executor_backend")
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE, "nnodes")  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
     """Add a flag for every engine option but those of servers. The command gets those the user set as
     `options: dict[str, Any]`."""
-    return config_options(EngineConfig, "options", *left_out, *SERVING)
+    return config_options(EngineConfig, "options", *left_out, *SERVING, *MACHINES)
 
 
 def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Run], Run]:
@@ -91,7 +97,8 @@ def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
     is_engine = config is EngineConfig
     return [
-        _flag(option, kinds[option.name], hidden and option.name not in SERVING, is_engine) for option in fields(config)
+        _flag(option, kinds[option.name], hidden and option.name not in (*SERVING, *SIZES), is_engine)
+        for option in fields(config)
     ]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.commands.flags.options import Json, Model, config_options, engine_options
+from penstock.commands.machine.ranks import add_ranks
 from penstock.commands.output import Table, write_text
 from penstock.config import EngineConfig, check_options, option
 from penstock.errors import InvalidConfig
@@ -24,7 +25,7 @@ DOES_NOT_FIT = 1  # exit status
 LEFT_OUT = """
     tokenizer chat_template skip_tokenizer_init parse_special_tokens device kv_cache_tokens max_model_len
     enable_prefix_caching scheduling_policy capacity speculative_config generation_config override_generation_config
-    seed
+    seed distributed_executor_backend
 """.split()
 
 
@@ -135,6 +136,8 @@ def describe(forecast: Forecast) -> dict[str, Any]:
             for name in ("dtype", "quantization", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens")
         },
     }
+    if forecast.fit.ranks:
+        facts["ranks"] = [each.describe() for each in forecast.fit.ranks]
     if forecast.change is not None:
         facts["change"] = {"flags": forecast.change.flags, "why": forecast.change.why}
     if speed is not None:
@@ -162,6 +165,7 @@ def _lines(model: str, forecast: Forecast) -> str:
     table.add("KV cache", f"{_gib(memory.cache)}: {load.concurrency} × {forecast.length} tokens")
     table.add("steps", _gib(memory.step) + (f", and {_gib(memory.process)} for the process" if memory.process else ""))
     table.add("total", _gib(memory.total))
+    add_ranks(table, [each.describe() for each in forecast.fit.ranks])
     table.add("fits", _verdict(forecast))
     if forecast.change is not None:
         table.add("what would do", f"{forecast.change.flags} ({forecast.change.why})")

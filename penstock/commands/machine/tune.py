@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.commands.flags.options import Json, Model, config_options, engine_options
+from penstock.commands.flags.options import RANKS, Json, Model, config_options, engine_options
 from penstock.commands.output import write_note, write_text
 from penstock.config import EngineConfig, check_options, option
 
@@ -36,7 +36,9 @@ class TuneOptions:
 
 
 @config_options(TuneOptions, "wanted")
-@engine_options("skip_tokenizer_init", "chat_template", "parse_special_tokens", "generation_config", "tokenizer")
+@engine_options(
+    *("skip_tokenizer_init", "chat_template", "parse_special_tokens", "generation_config", "tokenizer"), *RANKS
+)
 def tune(model: Model, as_json: Json = False, *, options: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Find settings for a workload by running it.
 

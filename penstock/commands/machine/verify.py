@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.commands.flags.options import Json, Model, engine_options, open_llm
+from penstock.commands.flags.options import RANKS, Json, Model, engine_options, open_llm
 from penstock.commands.output import Table, write_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ WRONG = 1  # exit status
 MAX_SHOWN = 20  # wrong parts
 
 
-@engine_options("speculative_config", "scheduling_policy", "capacity", "parse_special_tokens", "chat_template")
+@engine_options(
+    *("speculative_config", "scheduling_policy", "capacity", "parse_special_tokens", "chat_template"), *RANKS
+)
 def verify(model: Model, as_json: Json = False, *, options: dict[str, Any]) -> None:
     """Check this installation's arithmetic with a model.
 

@@ -15,7 +15,7 @@ Urls = Annotated[list[str], typer.Argument(metavar="URL...", hidden=True)]
 
 @config_options(RouterConfig, "options")
 def route(urls: Urls, *, options: dict[str, Any]) -> None:
-    """Route requests to several servers, by the prompts that each was sent lately.
+    """Route requests to several servers, by what their caches hold.
 
     URL is a server's address, as http://HOST:PORT: penstock serve's, or any server of OpenAI's API. A server that dies
     or is restarted loses no stream: another goes on.

@@ -136,6 +136,8 @@ class PlanBuilder:
         saved = saves.take(self.number, beside) if saves is not None else ()
         if not self.entries and not saved:
             return None
+        if self.roster.loras.slots:  # rows with the same adapters are multiplied together
+            self.entries.sort(key=lambda entry: entry.sequence.adapter)
         copies = self.cache.copies.take()
         plan = Plan(
             self.number,

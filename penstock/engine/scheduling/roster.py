@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 
 from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import chain_hash
+from penstock.cache.sessions import Sessions, retain
 from penstock.engine.journal import RequestJournal
 from penstock.engine.loras import LoraSlots
 from penstock.engine.sequence import Sequence, Status
@@ -78,8 +80,10 @@ class Roster:
         self.tenants: Counter[str] = Counter()  # of requests that wait or run
         self.prefixes = PendingPrefixes(cache.block_size)
         self.journal = RequestJournal()
+        self.sessions = Sessions(cache.tree, time.monotonic)
 
     def enter(self, request: Request, sequences: list[Sequence]) -> None:
+        self.sessions.expire()
         self.requests[request.id] = sequences
         self.tenants[request.tenant] += 1
         self.waiting.extend(sequences)
@@ -117,6 +121,7 @@ class Roster:
 
     def finish(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:
+            self._retain(sequence)
             self._leave_row(sequence)
         else:
             self.waiting.remove(sequence)
@@ -124,6 +129,16 @@ class Roster:
         if all(other.done for other in self.requests[sequence.request.id]):
             del self.requests[sequence.request.id]
             self.tenants -= Counter([sequence.request.tenant])
+
+    def _retain(self, sequence: Sequence) -> None:
+        """Keep the sequence's path in the cache as long as its request asks."""
+        request, node = sequence.request, sequence.held.node
+        if node is None:
+            return
+        if request.cache_priority:
+            retain(node, request.cache_priority)
+        if request.session:
+            self.sessions.keep((request.tenant, request.session), node, request.session_s)
 
     def _leave_row(self, sequence: Sequence) -> None:
         self.prefixes.withdraw(sequence)

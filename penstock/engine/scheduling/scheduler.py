@@ -27,6 +27,15 @@ from penstock.types import Delta, Request
 log = logging.getLogger("penstock.engine")
 
 
+def list_ready(running: list[Sequence], num_batches: int) -> list[Sequence]:
+    """List the sequences that the next of so many plans at once may have: its share of the rows, none of which waits
+    for a token."""
+    if num_batches == 1:
+        return running
+    ready = [sequence for sequence in running if not sequence.expected and sequence.remaining]
+    return ready[: -(-len(running) // num_batches)]
+
+
 class Scheduler:
     """Makes plans and accounts for them. Pure: no clock, no device, no text."""
 
@@ -64,12 +73,14 @@ class Scheduler:
         self._speculation = None if cache.recurrent else speculation
         self._prompt_cap = prompt_cap
         self._exact_starts = exact_starts
+        self.num_batches = 1  # plans under way at once, of a pipeline
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
-    def enable_loras(self, num_slots: int, num_resident: int) -> None:
-        """Serve adapters from now on: `num_slots` sets of them at once, `num_resident` adapters in memory."""
-        self.roster.loras = LoraSlots(num_slots, num_resident)
+    def enable_loras(self, num_slots: int, num_resident: int | None, max_bytes: int = 0) -> None:
+        """Serve adapters from now on: `num_slots` sets of them at once, and `num_resident` adapters in memory, or if
+        None as many as fit in `max_bytes`."""
+        self.roster.loras = LoraSlots(num_slots, num_resident, max_bytes)
 
     def plan_trees(self, can_verify: bool) -> None:
         """Plan trees of draft tokens from now on, or a line of each where the executor cannot verify trees."""
@@ -78,11 +89,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.roster.waiting or self.roster.running)
-
-    @property
-    def has_saves(self) -> bool:
-        """True if something fell idle that the store may not have."""
-        return self.cache.saves is not None and bool(self.cache.saves.idle)
 
     def add(
         self, request: Request, outputs: Mapping[int, Seq[int]] | None = None, mus: Mapping[int, float] | None = None
@@ -121,12 +127,6 @@ class Scheduler:
         self.stats.num_aborted += len(deltas) if reason == "abort" else 0
         return deltas
 
-    def forget_prefixes(self) -> None:
-        """Drop every cached prefix that no sequence uses now, from the store too."""
-        self.cache.tree.clear()
-        if self.cache.saves is not None:
-            self.cache.saves.forget()
-
     def poll_loras(self) -> list[Delta]:
         """Take in the adapters that have been read, and end the requests of those that could not be."""
         deltas: list[Delta] = []
@@ -139,9 +139,19 @@ class Scheduler:
                     deltas += self._accounts.end_with_error(sequence, error)
         return deltas
 
-    def schedule(self) -> Plan | None:
-        """The next step's plan, or None when nothing can be done before a started plan ends."""
+    def schedule(self, computes: bool = True) -> Plan | None:
+        """The next step's plan, or None when nothing can be done before a started plan ends. One that does not compute
+        saves what cannot wait."""
         self._builder.clear()
+        if computes:
+            self._schedule_step()
+        started = self._builder.build(saves_now=not computes)
+        if started is None:
+            return None
+        self._started[started.plan.number] = started
+        return started.plan
+
+    def _schedule_step(self) -> None:
         suspects = [s for queue in (self.roster.waiting, self.roster.running) for s in queue if s.suspect]
         if suspects:
             self._schedule_alone(min(suspects, key=self.policy.rank))
@@ -152,20 +162,6 @@ class Scheduler:
         if self._speculation is not None:
             self._builder.min_chance = self._speculation.min_chance
             self._builder.ahead = self._speculation.choose_ahead(len(self._builder.entries))
-        started = self._builder.build()
-        if started is None:
-            return None
-        self._started[started.plan.number] = started
-        return started.plan
-
-    def schedule_saves(self) -> Plan | None:
-        """Return a plan that saves what cannot wait, and computes nothing."""
-        self._builder.clear()
-        started = self._builder.build(saves_now=True)
-        if started is None:
-            return None
-        self._started[started.plan.number] = started
-        return started.plan
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""
@@ -223,7 +219,7 @@ class Scheduler:
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""
-        budget, running = self._schedule_decode(budget)
+        budget, running = self._schedule_decode(budget, list_ready(self.roster.running, self.num_batches))
         wants = {s: self._builder.count_wanted(s) for s in running}
         short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
         kept = sum(short.values())
@@ -259,10 +255,10 @@ class Scheduler:
         most = len(self.cache.groups) * sum(count // self.cache.block_size + 2 for count in wants.values())
         return ranked if self.cache.num_available >= most else self._shares.order_running(ranked)
 
-    def _schedule_decode(self, budget: int) -> tuple[int, list[Sequence]]:
+    def _schedule_decode(self, budget: int, running: list[Sequence]) -> tuple[int, list[Sequence]]:
         """Plan the rows of the decode fast path; returns the budget left and the sequences that need full planning:
         all of them if blocks may run out, so that their rank decides."""
-        running, builder = self.roster.running, self._builder
+        builder = self._builder
         most = len(self.cache.groups) * (len(running) + budget // self.cache.block_size + 1)
         if len(running) > budget or self.cache.num_available < most:
             return budget, running

@@ -13,6 +13,9 @@ from penstock.engine.scheduling.policy import Policy
 from penstock.engine.scheduling.roster import Roster
 from penstock.engine.sequence import Sequence
 
+MAX_OVERTAKEN = 64  # times that a sequence is overtaken by those whose adapters hold slots
+OTHERS_COUNT = 16  # that one of another tenant counts for
+
 
 class Preemption:
     def __init__(
@@ -83,17 +86,20 @@ class WaitingQueue:
         self._heir: Sequence | None = None  # others were preempted for it: if it waits, it goes first
 
     def admit_all(self, budget: int) -> None:
-        """Admit in the policy's order. The first that finds no room stops the rest: it is not passed for ever."""
+        """Admit in the policy's order. The first that finds no room stops the rest: it is not passed for ever. One
+        whose adapters hold no slot is passed by others, until it is overdue: then a slot runs empty for it."""
         if not self.roster.waiting:
             return
         if budget <= 0 or not self.roster.rows:
             return self._note_full()
         self.roster.loras.begin()
+        overtaken: list[Sequence] = []
         for sequence in self._order():
             if budget <= 0 or not self.roster.rows:
                 return self._note_full()
-            if not self.roster.loras.claim(sequence.root.adapter, sequence.request.loras):
+            if not self._claim(sequence, sequence is self._heir or sequence.overtaken >= MAX_OVERTAKEN):
                 self.roster.journal.block("all slots for adapters were taken")
+                overtaken.append(sequence)
                 continue
             if self._is_deferred(sequence):
                 self.roster.journal.block("another request was computing its prefix")
@@ -102,6 +108,8 @@ class WaitingQueue:
             if not count:
                 return
             budget -= count
+            for other in overtaken:
+                other.overtaken += _weigh(other, sequence)
             for other in self.roster.waiting if self.policy.overtakes else ():
                 other.passed += other.number < sequence.number
 
@@ -112,7 +120,10 @@ class WaitingQueue:
     def claim_slot(self, sequence: Sequence) -> bool:
         """Find a slot for the adapters of a sequence that is to run alone."""
         self.roster.loras.begin()
-        return self.roster.loras.claim(sequence.root.adapter, sequence.request.loras)
+        return self._claim(sequence, is_overdue=True)
+
+    def _claim(self, sequence: Sequence, is_overdue: bool) -> bool:
+        return self.roster.loras.claim(sequence.root.adapter, sequence.request.loras, is_overdue)
 
     def admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""
@@ -232,3 +243,10 @@ class WaitingQueue:
         for victim in min(over_share, default=[], key=len):
             why = "its tenant was above its share of the slots for adapters"
             self.preemption.preempt(victim, why, head.request.tenant)
+
+
+def _weigh(waiting: Sequence, admitted: Sequence) -> int:
+    """Return how much being overtaken by another counts, of MAX_OVERTAKEN."""
+    if waiting.request.priority < admitted.request.priority:
+        return MAX_OVERTAKEN
+    return 1 if waiting.request.tenant == admitted.request.tenant else OTHERS_COUNT

@@ -34,7 +34,6 @@ EXPERT_KEYS = (
     "router_aux_loss_coef",
     "topk_method",
 )
-GPU = "kernels for latent attention, which do not exist yet: use a model with attention over keys and values"
 TINY = dict(
     vocab_size=256,
     hidden_size=64,
@@ -98,7 +97,6 @@ def shared_width(c: Config, wide: int, count: int) -> int:
         | dict(routed_scaling_factor=2.0, attention_bias=True, n_shared_experts=1),
         TINY | dict(first_k_dense_replace=2),
     ],
-    cpu_only=GPU,
 )
 def deepseek_v2(c: Config) -> ModelSpec:
     c.only("mlp_bias", False)
@@ -132,7 +130,6 @@ def softmax_experts(c: Config) -> Experts:
         | dict(rope_interleave=False, n_group=1, topk_group=1, norm_topk_prob=False, first_k_dense_replace=0)
         | dict(num_hidden_layers=2, routed_scaling_factor=1.0),
     ],
-    cpu_only=GPU,
 )
 def deepseek_v3(c: Config) -> ModelSpec:
     c.only("scoring_func", "sigmoid")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.models.config import Config
-from penstock.models.families.deepseek import EXPERT_KEYS, GPU, MIXED, TINY, drafting_layers, sigmoid_experts
+from penstock.models.families.deepseek import EXPERT_KEYS, MIXED, TINY, drafting_layers, sigmoid_experts
 from penstock.models.families.parts import activation, gated_mlp, latent_attention, model, num_layers, rms_norm
 from penstock.models.names import EXPERTS, LATENT
 from penstock.models.spec import Block, ModelSpec, family
@@ -12,7 +12,6 @@ from penstock.models.spec import Block, ModelSpec, family
 @family(
     "Glm4MoeLiteForCausalLM",
     like=[MIXED | dict(q_lora_rank=24), TINY | dict(rope_interleave=False, mlp_layer_types=["dense", "dense"])],
-    cpu_only=GPU,
 )
 def glm4_moe_lite(c: Config) -> ModelSpec:
     c.only("topk_method", "noaux_tc")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.models.config import Config
-from penstock.models.families.deepseek import GPU, TINY, YARN
+from penstock.models.families.deepseek import TINY, YARN
 from penstock.models.families.parts import (
     activation,
     embedding,
@@ -28,7 +28,6 @@ from penstock.models.spec import Block, ModelSpec, ScaledBlock, family
         | dict(num_hidden_layers=3, attention_bias=True, scale_depth=None, dim_model_base=None)
         | dict(tie_word_embeddings=False),
     ],
-    cpu_only=GPU,
 )
 def minicpm3(c: Config) -> ModelSpec:
     num, ranks = num_layers(c), (768, 256)
@@ -59,7 +58,6 @@ def _number(c: Config, name: str, default: float, null: float) -> float:
 @family(
     "YoutuForCausalLM",
     like=[TINY | dict(q_lora_rank=24), TINY | dict(rope_interleave=False, attention_bias=True, rope_parameters=YARN)],
-    cpu_only=GPU,
 )
 def youtu(c: Config) -> ModelSpec:
     c.ignore("embedding_initializer_range")

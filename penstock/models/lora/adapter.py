@@ -16,7 +16,10 @@ from penstock.errors import InvalidModel
 from penstock.models.cut import Cut
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import PICKLES, TensorEntry, read_header
-from penstock.models.lora.config import CONFIG, LoraConfig, read_lora_config
+from penstock.models.lora.config import CONFIG, MERGE, LoraConfig, read_lora_config
+from penstock.models.lora.extras import Extra, find_extras
+from penstock.models.lora.gguf import CheckedGguf, check_gguf
+from penstock.models.lora.places import EMBEDDING, Find, LoraPlace, ModelPlaces, require_finite
 from penstock.models.names import IGNORED
 from penstock.models.reading import ungroup
 from penstock.models.spec import ModelSpec
@@ -24,10 +27,8 @@ from penstock.ops import LowRank
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-EMBEDDING = "embedding.tokens"
 ENDS = re.compile(r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.default)?(?:\.weight)?$")
 FROZEN = re.compile(r"\.base_layer\.(weight|bias)$")  # peft saves embeddings beside their adapters
-NO_LINEARS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b")  # tables, and what latents absorb
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 MAX_FACTOR = 1e35  # times a request's scale it is still a float32
 
@@ -44,21 +45,11 @@ class Adapter:
         return sum(part.num_bytes for parts in self.parts.values() for part in parts)
 
 
-@dataclass(frozen=True)
-class LoraPlace:
-    """A module's place in the model: a linear, the rows of it, and how they are ordered."""
-
-    linear: str
-    first: int
-    num_out: int
-    num_in: int
-    group: tuple[int, int] | None = None  # head size and key rows, where the checkpoint groups rows by key head
-
-
 def fingerprint(folder: Path) -> str:
     """Return what changes when an adapter's files do."""
     try:
-        stats = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+        files = [folder] if folder.suffix == ".gguf" else [folder / name for name in (CONFIG, WEIGHTS)]
+        stats = [file.stat() for file in files]
     except OSError:
         return ""
     return "-".join(f"{each.st_size}.{each.st_mtime_ns}.{each.st_ino}" for each in stats)
@@ -74,17 +65,23 @@ class CheckedAdapter:
     pairs: dict[str, tuple[str, str]]
     places: dict[str, LoraPlace]
     rank: int  # the largest
+    extras: dict[str, Extra]  # what can only be merged, by tensor
+
+    def read_extras(self) -> Iterator[tuple[Extra, Tensor]]:
+        with safe_open(self.path, framework="pt", device="cpu") as file:
+            for name, extra in self.extras.items():
+                yield extra, require_finite(self.path, file.get_tensor(name), name)
 
     def read(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield each module with a [r, in] and b [out, r]."""
         with safe_open(self.path, framework="pt", device="cpu") as file:
             for module, names in self.pairs.items():
-                a, b = (_read(self.path, file.get_tensor(name), name) for name in names)
+                a, b = (require_finite(self.path, file.get_tensor(name), name) for name in names)
                 yield module, a, b
 
 
 def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
-    """Read a PEFT folder for a model, or what one rank of a model needs of it."""
+    """Read a PEFT folder, or a GGUF file of llama.cpp, for a model, or what one rank of a model needs of it."""
     checked = check_adapter(folder, spec if spec.cuts is None else spec.cuts.whole, max_rank)
     parts: dict[str, list[LowRank]] = {}
     for module, a, b in checked.read():
@@ -96,11 +93,17 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     return Adapter(parts, checked.rank)
 
 
-def check_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> CheckedAdapter:
-    """Check names, ranks and shapes of a PEFT folder before the first tensor is read."""
+def check_adapter(
+    folder: Path, spec: ModelSpec, max_rank: int, stored: Find | None = None
+) -> CheckedAdapter | CheckedGguf:
+    """Check names, ranks and shapes of a PEFT folder or a GGUF file before the first tensor is read. `stored` finds
+    modules in the base's file, for an adapter that is to be merged."""
+    find = stored or ModelPlaces(spec).find
+    if folder.suffix == ".gguf":
+        return check_gguf(folder, spec, max_rank, find, merges=stored is not None)
     if not folder.is_dir():
-        raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}")
-    config, path = read_lora_config(folder), folder / WEIGHTS
+        raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, or a GGUF file")
+    config, path = read_lora_config(folder, merges=stored is not None), folder / WEIGHTS
     if not path.is_file():
         pickles = sorted(each.name for each in folder.iterdir() if each.suffix in PICKLES)
         raise InvalidModel(
@@ -110,16 +113,17 @@ def check_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> CheckedAdapte
             else f"{folder} has no {WEIGHTS}: fetch the adapter again"
         )
     entries = read_header(path)
-    pairs = _pair(path, entries, spec)
+    extras = find_extras(entries, config) if stored else {}
+    pairs = _pair(path, {name: entry for name, entry in entries.items() if name not in extras}, spec)
     if not pairs:
         raise InvalidModel(f"{path} has no lora_A and lora_B: it is no adapter, or has nothing to add")
-    places = {module: _locate(path, module, pair, entries, config, spec) for module, pair in pairs.items()}
-    _check_layers(path, pairs, config, spec)
+    places = {module: _locate(path, module, pair, entries, config, (spec, find)) for module, pair in pairs.items()}
+    _check_layers(path, pairs, config, (spec, find))
     _require_disjoint(path, places)
     rank = max(entries[a].shape[0] for a, _ in pairs.values())
     if rank > max_rank:
         raise InvalidModel(f"{folder}: rank {rank} is over max_lora_rank={max_rank}: raise --max-lora-rank")
-    return CheckedAdapter(path, config, pairs, places, rank)
+    return CheckedAdapter(path, config, pairs, places, rank, extras)
 
 
 def _require_disjoint(path: Path, places: dict[str, LoraPlace]) -> None:
@@ -133,13 +137,6 @@ def _require_disjoint(path: Path, places: dict[str, LoraPlace]) -> None:
                 f"{path}: two modules add to the same outputs of {linear}: a merged projection and a part of it; "
                 "fetch the adapter again"
             )
-
-
-def _read(path: Path, tensor: Tensor, name: str) -> Tensor:
-    tensor = tensor.float() if tensor.dtype is torch.float64 else tensor
-    if not tensor.isfinite().all():
-        raise InvalidModel(f"{path}: tensor {quote_name(name)} contains NaN or infinity: the adapter is damaged")
-    return tensor
 
 
 def _pack(place: LoraPlace, a: Tensor, b: Tensor, scale: float, cut: Cut | None) -> LowRank | None:
@@ -188,8 +185,7 @@ def _require_copy(path: Path, name: str, inner: str, entry: TensorEntry, spec: M
         if shapes.get(stored.name, shapes.get(ours)) == entry.shape:
             return
     raise InvalidModel(
-        f"{path}: tensor {quote_name(name)} of shape {list(entry.shape)} is no part of a low-rank product: modules "
-        "trained as a whole are not supported; merge the adapter into the model"
+        f"{path}: tensor {quote_name(name)} of shape {list(entry.shape)} is no part of a low-rank product: {MERGE}"
     )
 
 
@@ -198,44 +194,21 @@ def _find_layer(module: str) -> int | None:
     return int(inside[1]) if inside else None
 
 
-MIXTURE = re.compile(r"\.mlp\.(experts|router|selection|shared|shared_gate)\.")
-
-
-def _find_place(module: str, spec: ModelSpec) -> LoraPlace | None:
-    """Find the linear a module of the base model is, or is a part of."""
-    stored, shapes = spec.names.find(f"{module}.weight"), spec.parameters()
-    if stored is None or stored is IGNORED or MIXTURE.search(stored.name):
-        return None
-    name = stored.name.removesuffix(".weight")
-    if name == "head.rows" and spec.head is not None:
-        return LoraPlace(name, 0, spec.head.vocab_size, spec.head.row)
-    if stored.name in shapes:
-        shape = shapes[stored.name]
-        if len(shape) != 2 or NO_LINEARS.fullmatch(name):
-            return None
-        if name == EMBEDDING:
-            return LoraPlace(name, 0, shape[1], shape[0])
-        merge = spec.merges().get(name)
-        group = (merge.head_size, merge.parts[1][1]) if merge and stored.layout == "grouped" else None
-        return LoraPlace(name, 0, *shape, group)
-    above, _, last = name.rpartition(".")
-    for linear, merge in spec.merges().items():
-        if linear.rpartition(".")[0] == above and last in dict(merge.parts):
-            before = [part for part, _ in merge.parts].index(last)
-            first = sum(rows for _, rows in merge.parts[:before])
-            return LoraPlace(linear, first, dict(merge.parts)[last], shapes[f"{linear}.weight"][1])
-    return None
-
-
 def _locate(
-    path: Path, module: str, pair: tuple[str, str], entries: dict[str, TensorEntry], config: LoraConfig, spec: ModelSpec
+    path: Path,
+    module: str,
+    pair: tuple[str, str],
+    entries: dict[str, TensorEntry],
+    config: LoraConfig,
+    base: tuple[ModelSpec, Find],
 ) -> LoraPlace:
     """Find a module's place and check both tensors against it."""
-    place = _find_place(module, spec)
+    spec, find = base
+    place = find(module)
     if place is None:
         raise InvalidModel(
             f"{path}: tensor {quote_name(pair[0])} belongs to no linear of this {spec.architecture} that may have an "
-            "adapter: it is of another model, or of experts, positions or kv_b_proj, which are not supported"
+            "adapter: it is of another model, or of experts, positions or kv_b_proj, which can be merged alone"
         )
     if not config.targets_module(module, _find_layer(module)):
         raise InvalidModel(
@@ -257,10 +230,12 @@ def _locate(
     return place
 
 
-def _check_layers(path: Path, pairs: dict[str, tuple[str, str]], config: LoraConfig, spec: ModelSpec) -> None:
+def _check_layers(
+    path: Path, pairs: dict[str, tuple[str, str]], config: LoraConfig, base: tuple[ModelSpec, Find]
+) -> None:
     """Require that a module adapted in one layer is adapted in every layer that the config names."""
     for module in {re.sub(r"\.\d{1,6}\.", ".*.", name, count=1) for name in pairs}:
-        for wanted in _list_layers(module, spec):
+        for wanted in _list_layers(module, *base):
             targeted = config.targets == "all-linear" or config.targets_module(wanted, _find_layer(wanted))
             if targeted and wanted not in pairs:
                 raise InvalidModel(
@@ -269,9 +244,9 @@ def _check_layers(path: Path, pairs: dict[str, tuple[str, str]], config: LoraCon
                 )
 
 
-def _list_layers(module: str, spec: ModelSpec) -> Iterator[str]:
+def _list_layers(module: str, spec: ModelSpec, find: Find) -> Iterator[str]:
     """Name the module in every layer that has it."""
     for index in range(spec.num_layers if "*" in module else 0):
         wanted = module.replace("*", str(index), 1)
-        if _find_place(wanted, spec) is not None:
+        if find(wanted) is not None:
             yield wanted

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import sre_parse
 
+EMBEDDINGS = "embed_tokens"  # that a list of trained tokens is of
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 4096
@@ -40,10 +41,12 @@ IGNORED = (
 )  # fmt: skip
 EXPRESSIONS = f"valid, simple expressions (at most {MAX_REPEATS} repeats, and none of what has choices)"
 NEUTRAL: tuple[Any, ...] = (None, False, [], {}, "")
+MERGE = "it cannot be computed beside the model: penstock merge MODEL ADAPTER OUT makes a model of both"
+BIASES = ("none", "all", "lora_only")
+WHOLE = ("use_dora", "modules_to_save", "trainable_token_indices")  # that can be merged alone
 REMEDY = {
-    "use_dora": "DoRA adapters are not supported: merge it into the model with peft's merge_and_unload()",
-    "modules_to_save": "modules trained as a whole are not supported: merge the adapter into the model",
-    "trainable_token_indices": "trained tokens are not supported: merge the adapter into the model",
+    "target_parameters": "stacked experts cannot be adapted: merge the adapter into the model with peft",
+    "lora_bias": "biases of lora_B are not read: merge the adapter into the model with peft",
 }
 
 
@@ -59,6 +62,9 @@ class LoraConfig:
     targets: str | tuple[str, ...]  # an expression, or ends of names
     excluded: str | tuple[str, ...]
     layers: frozenset[int] | None  # None: all
+    has_magnitudes: bool = False  # DoRA
+    has_biases: bool = False  # trained ones, of the base's modules
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # trained rows, by ends of embeddings' names
 
     def find_rank(self, module: str) -> int:
         return int(_find(self.ranks, module, self.rank))
@@ -94,8 +100,9 @@ def _find(patterns: Mapping[re.Pattern[str], float], module: str, default: float
     return default
 
 
-def read_lora_config(folder: Path) -> LoraConfig:
-    """Read a folder's config; raises InvalidModel with the key that is not understood."""
+def read_lora_config(folder: Path, merges: bool = False) -> LoraConfig:
+    """Read a folder's config; raises InvalidModel with the key that is not understood. `merges`: also what can only be
+    merged."""
     path = folder / CONFIG
     if not path.is_file():
         raise InvalidModel(f"{folder} has no {CONFIG}: name a folder that peft's save_pretrained() wrote")
@@ -108,8 +115,8 @@ def read_lora_config(folder: Path) -> LoraConfig:
         raise refuse("peft_type", "only LORA adapters can be loaded")
     if values.get("task_type") not in TASKS:
         raise refuse("task_type", "adapters of CAUSAL_LM models can be loaded")
-    if values.get("bias", "none") not in ("none", None):
-        raise refuse("bias", "trained biases are no part of a low-rank product; train with bias='none'")
+    if (values.get("bias") or "none") not in (BIASES if merges else ("none",)):
+        raise refuse("bias", MERGE if values["bias"] in BIASES else f"choose one of {', '.join(BIASES)}")
     start = values.get("init_lora_weights", True)
     if start not in PLAIN_STARTS:
         raise refuse(
@@ -117,9 +124,25 @@ def read_lora_config(folder: Path) -> LoraConfig:
             "it changes the base's weights; save the adapter with path_initial_model_for_weight_conversion",
         )
     for key, value in values.items():
-        if key not in READ and key not in IGNORED and value not in NEUTRAL:
+        if key in WHOLE and value not in NEUTRAL and not merges:
+            raise refuse(key, MERGE)
+        if key not in (*READ, *IGNORED, *WHOLE) and value not in NEUTRAL:
             raise refuse(key, REMEDY.get(key, "leave it out, or merge the adapter into the model with peft"))
-    return _make_config(values, refuse)
+    return replace(
+        _make_config(values, refuse),
+        has_magnitudes=bool(values.get("use_dora")),
+        has_biases=(values.get("bias") or "none") != "none",
+        tokens=_read_tokens(values.get("trainable_token_indices") or (), refuse),
+    )
+
+
+def _read_tokens(value: Any, refuse: Any) -> dict[str, tuple[int, ...]]:
+    """Return trained tokens by the ends of modules' names; a list is of the embedding's."""
+    table = value if isinstance(value, dict) else {EMBEDDINGS: value}
+    for rows in table.values():
+        if not isinstance(rows, list | tuple) or not all(type(row) is int and row >= 0 for row in rows):
+            raise refuse("trainable_token_indices", "it must list tokens, or map modules to such lists")
+    return {name: tuple(rows) for name, rows in table.items()}
 
 
 def _make_config(values: Mapping[str, Any], refuse: Any) -> LoraConfig:

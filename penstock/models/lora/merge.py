@@ -18,13 +18,22 @@ from penstock.errors import InvalidModel
 from penstock.models.files import open_checkpoint
 from penstock.models.files.json_file import quote_name, read_config
 from penstock.models.files.safetensors import INDEX, PICKLES, SafetensorsCheckpoint
-from penstock.models.lora.adapter import EMBEDDING, FLOATS, check_adapter
-from penstock.models.lora.config import MAX_RANK
+from penstock.models.lora.adapter import FLOATS, check_adapter
+from penstock.models.lora.changes import (
+    HEAD,
+    LowRankTerm,
+    StoredTensors,
+    TokenRows,
+    WeightChange,
+    WholeTensor,
+    apply_changes,
+)
+from penstock.models.lora.config import MAX_RANK, LoraConfig
+from penstock.models.lora.places import EMBEDDING
 from penstock.models.names import IGNORED
 from penstock.models.spec import ModelSpec, spec_from_config
 
 WEIGHTS_AND_PARTS = (".safetensors", ".gguf", *PICKLES)
-HEAD = "head.rows.weight"
 TIES = "tie_word_embeddings"
 
 
@@ -34,16 +43,6 @@ class ScaledAdapter:
 
     folder: Path
     scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class _Term:
-    """a [r, in] and b [out, r], with all factors in `scale`."""
-
-    a: Tensor
-    b: Tensor
-    scale: float
-    is_transposed: bool  # the weight is [in, out]
 
 
 def merge(path: Path, adapters: Sequence[ScaledAdapter], out: Path) -> int:
@@ -100,30 +99,48 @@ def _find_tensor(base: SafetensorsCheckpoint, spec: ModelSpec, parameter: str) -
     return None
 
 
-def _collect(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter]) -> dict[str, list[_Term]]:
-    """Collect what is added to each tensor of the base."""
-    stored = {name: spec.names.find(name) for name in base.names()}
-    tensors = {found.name: name for name, found in stored.items() if found is not None and found is not IGNORED}
-    terms: dict[str, list[_Term]] = {}
+def _collect(
+    base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter]
+) -> dict[str, list[WeightChange]]:
+    """Collect what is done to each tensor of the base."""
+    tensors = StoredTensors(base, spec)
+    changes: dict[str, list[WeightChange]] = {}
     for adapter in adapters:
-        checked = check_adapter(adapter.folder, spec, MAX_RANK)
+        checked = check_adapter(adapter.folder, spec, MAX_RANK, tensors.place)
+        terms: dict[str, list[LowRankTerm]] = {}
         for module, a, b in checked.read():
-            found = spec.names.find(f"{module}.weight")
-            assert found is not None
-            name = tensors.get(found.name, spec.names.spelling(HEAD) if found.name == HEAD else None)
-            if name is None:
-                raise InvalidModel(
-                    f"{base.path} stores no tensor of its own for {quote_name(module)}, which {adapter.folder} adapts: "
-                    "it stores the projection merged, or is of another model"
-                )
-            is_transposed = found.layout == "transposed" or checked.places[module].linear == EMBEDDING
-            scale = adapter.scale * checked.config.find_scale(module)
-            terms.setdefault(name, []).append(_Term(a.float(), b.float(), scale, is_transposed))
-    return terms
+            name = tensors.require(f"{module}.weight", adapter.folder)
+            term = LowRankTerm(a.float(), b.float(), checked.config.find_scale(module), tensors.is_transposed(name))
+            terms.setdefault(name, []).append(term)
+        magnitudes: dict[str, Tensor] = {}
+        for extra, tensor in checked.read_extras():
+            name = tensors.require(extra.name, adapter.folder)
+            if extra.kind == "magnitude":
+                magnitudes[name] = tensor.float().flatten()
+                continue
+            made = WholeTensor(tensor) if extra.kind == "whole" else _find_rows(checked.config, extra.name, tensor)
+            tensors.check(name, made, checked.path)
+            changes.setdefault(name, []).append(WeightChange(made, adapter.scale))
+        if checked.config.has_magnitudes and magnitudes.keys() != terms.keys():
+            raise InvalidModel(
+                f"{checked.path}: use_dora, but not each module has a magnitude: fetch the adapter again"
+            )
+        for name, found in terms.items():
+            size = magnitudes.get(name)
+            changes.setdefault(name, []).append(
+                WeightChange(tensors.join(name, found, size, checked.path), adapter.scale)
+            )
+    return changes
+
+
+def _find_rows(config: LoraConfig, name: str, tensor: Tensor) -> TokenRows:
+    module = name.removesuffix(".weight")
+    rows = next((rows for end, rows in config.tokens.items() if module == end or module.endswith(f".{end}")), ())
+    return TokenRows(torch.tensor(rows, dtype=torch.int64), tensor)
 
 
 def _write_shards(
-    base: SafetensorsCheckpoint, terms: Mapping[str, list[_Term]], added: Mapping[str, str], folder: Path
+    base: SafetensorsCheckpoint, terms: Mapping[str, list[WeightChange]], added: Mapping[str, str], folder: Path
 ) -> None:
     """Write the base's files with the terms added. `added` are tensors that begin as copies of others."""
     shards: dict[str, list[str]] = {}
@@ -144,19 +161,16 @@ def _write_shards(
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def _merge_tensor(base: SafetensorsCheckpoint, name: str, terms: Sequence[_Term]) -> Tensor:
+def _merge_tensor(base: SafetensorsCheckpoint, name: str, changes: Sequence[WeightChange]) -> Tensor:
     tensor = base.tensor(name)
-    if not terms:
+    if not changes:
         return tensor.clone()  # two names may not share memory in a file
     if base.dtype(name) not in FLOATS:
         raise InvalidModel(
             f"{base.path}: tensor {quote_name(name)} is stored as {base.dtype(name)}: merge into the model it was "
             "made from, then quantize the result"
         )
-    merged = tensor.to(torch.float32, copy=True)
-    for term in terms:
-        delta = term.b @ term.a
-        merged.add_(delta.t() if term.is_transposed else delta, alpha=term.scale)
+    merged = apply_changes(tensor.float(), changes)
     if not merged.isfinite().all():
         raise InvalidModel(f"{quote_name(name)} has NaN or infinity with the adapters: choose smaller scales")
     return merged.to(tensor.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.ops.attention.attention import Work
 from penstock.ops.attention.tree_attention import Tail
 from penstock.ops.registry import op
 
@@ -27,6 +28,7 @@ def latent_attention(
     lengths: Tensor,
     scale: float,
     tail: Tail | None = None,
+    work: Work | None = None,
 ) -> Tensor:
     """q[T, H, R] and q_rope[T, H, W - R] over latents [N, P, W] → [T, H, R].
 

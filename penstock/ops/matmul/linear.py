@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue, apply_epilogue
+from penstock.ops.pages import make_room
 from penstock.ops.registry import op
 
 PANEL = 16  # outputs side by side: one SIMD lane owns one output
@@ -16,7 +17,8 @@ def pack_panels(weight: Tensor) -> Tensor:
     num_out, width = weight.shape
     if num_out % PANEL:
         weight = torch.cat([weight, weight.new_zeros(-num_out % PANEL, width)])
-    return weight.reshape(-1, PANEL, width).transpose(1, 2).contiguous()
+    panels = weight.reshape(-1, PANEL, width).transpose(1, 2)
+    return make_room(panels.shape, weight.dtype, weight.device).copy_(panels)
 
 
 def unpack_panels(panels: Tensor, num_out: int) -> Tensor:

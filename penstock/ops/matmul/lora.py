@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from penstock.ops.matmul.linear import pack_panels, unpack_panels
 from penstock.ops.registry import op
 
 MAX_ADAPTERS = 8  # summed in one request
-RECORD = 8  # 64-bit words of one low-rank matrix in a slot, as csrc/lora.cpp reads them
+RECORD = 8  # 64-bit words of one low-rank matrix in a slot, as csrc/lora.cpp reads them; the last is the scale
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in number.h
 
 
@@ -39,11 +41,12 @@ class LowRank:
     def num_bytes(self) -> int:
         return self.a.nbytes + self.b.nbytes
 
-    @property
-    def words(self) -> tuple[int, ...]:
-        """The record's words, all but the last."""
+    @cached_property
+    def record(self) -> np.ndarray:
+        """The words of a record, all but the scale."""
         addresses = self.a.data_ptr(), self.b.data_ptr()
-        return (*addresses, STORED[self.a.dtype], STORED[self.b.dtype], self.rank, self.first, self.num_out)
+        words = (*addresses, STORED[self.a.dtype], STORED[self.b.dtype], self.rank, self.first, self.num_out)
+        return np.array(words, dtype=np.int64)
 
 
 def _detach(packed: Tensor, given: Tensor) -> Tensor:
@@ -55,7 +58,7 @@ def _detach(packed: Tensor, given: Tensor) -> Tensor:
 class Term(NamedTuple):
     """One adapter of a slot: its low-rank matrices of a linear, which share no outputs, and a factor."""
 
-    parts: Sequence[LowRank]
+    parts: Sequence[Any]  # `LowRank`; on a GPU `PinnedLowRank`
     scale: float
 
 
@@ -66,18 +69,19 @@ class LoraWeights:
         self.num_out, self.max_parts = num_out, max_parts
         self.terms: list[tuple[Term, ...]] = [()] * num_slots
         self.records = torch.zeros(num_slots, MAX_ADAPTERS, max_parts, RECORD, dtype=torch.int64)
+        self._words = self.records.numpy()
 
     def fill(self, slot: int, terms: Sequence[Term]) -> None:
         """Put adapters into a slot, in the order in which they are summed; none clear it."""
         if not terms and not self.terms[slot]:
             return
         self.terms[slot] = tuple(terms)
-        records = self.records.numpy()[slot]
+        records = self._words[slot]
         records[...] = 0
         for i, term in enumerate(terms):
             for j, part in enumerate(term.parts):
-                scale = struct.unpack("<i", struct.pack("<f", term.scale * part.scale))[0]
-                records[i, j] = (*part.words, scale)
+                records[i, j, : RECORD - 1] = part.record
+                records[i, j, RECORD - 1] = struct.unpack("<i", struct.pack("<f", term.scale * part.scale))[0]
 
 
 @op(tolerance={torch.float32: 2e-5})

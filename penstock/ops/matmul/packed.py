@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.ops.matmul.levels import FLOAT_LEVELS, INTEGER_LEVELS
+from penstock.ops.pages import make_room
 
 GROUP = 32  # inputs that are rounded and multiplied together
 LANES = 16  # outputs side by side in a panel
@@ -90,7 +91,7 @@ class PackedWeight:
         """Room for the matrix, to be written."""
         panels, groups = -(-num_out // LANES), -(-width // GROUP)
         planes = {
-            name: torch.empty(panels, -(-groups // SUPER) if name == "supers" else groups, size, dtype=torch.uint8)
+            name: make_room((panels, -(-groups // SUPER) if name == "supers" else groups, size), torch.uint8)
             for name, size in format.plane_bytes.items()
         }
         if num_out % LANES:

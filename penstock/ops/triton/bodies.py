@@ -9,12 +9,13 @@ from penstock.ops.triton.attention import (
     cache_write,
     encoder_attention,
     inputs,
+    latent,
     qkv_attention,
     qkv_write,
     rope,
 )
 from penstock.ops.triton.experts import combine, grouped_ints, grouped_product, route
-from penstock.ops.triton.matmul import fp8_mlp, fp8_product, int_product, int_rows, product
+from penstock.ops.triton.matmul import fp8_mlp, fp8_product, head_product, int_product, int_rows, lora, product
 from penstock.ops.triton.sampling import report, sample
 
 __all__ = [
@@ -29,9 +30,12 @@ __all__ = [
     "fp8_product",
     "grouped_ints",
     "grouped_product",
+    "head_product",
     "inputs",
     "int_product",
     "int_rows",
+    "latent",
+    "lora",
     "norm",
     "pooling",
     "product",

@@ -145,4 +145,5 @@ def _activation_body(x: Tensor, kind: str) -> Tensor:
 
 @gated_activation.impl("cuda", exact=True)
 def _gated_activation_body(x: Tensor, kind: str) -> Tensor:
-    return activate(x, kind, gated=True)
+    y = activate(x.flatten(0, -2), kind, gated=True)
+    return y.view(*x.shape[:-1], y.shape[1])

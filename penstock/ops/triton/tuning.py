@@ -57,6 +57,11 @@ MAX_GROUPED_GEMV_PAIRS = 64  # with a program for each; beyond, rows of one matr
 MAX_READ_AGAIN = 1.25  # times the matrices that rows choose by chance may be read for want of sharing
 GROUPED_TILE_ROWS = (16, 32, 64, 128)
 
+# Adapters: estimated 2026-11-19, not measured yet.
+LORA_TILE_OUTPUTS = 64
+MAX_LORA_SPLITS = 8  # of the inputs, so that a few rows occupy more than a few SMs
+MAX_FEW_LORA_ROWS, LORA_TILE_ROWS = 256, (16, 64)  # rows of a step up to which tiles have few rows
+
 # Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
 ATTENTION_TILE_ROWS = 128  # prefill queries times query heads per KV head
 MIN_WIDE_READ_ROWS, MAX_WIDE_READ_ROWS = 16, 48  # decode batches that read 128 keys at a time
@@ -77,6 +82,11 @@ MIN_EXACT_SINGLE_ROWS = 16  # of a tile with one query, on Hopper
 EXACT_SPLIT_POSITIONS = 256
 MIN_EXACT_ATTENTION_PROGRAMS = 264  # with fewer, KV splits run side by side
 MAX_EXACT_SPLIT_BYTES = 1 << 28  # of their partial results
+
+# Attention over latents: estimated 2026-11-19, not measured yet; decision 0050.
+# Queries times heads, where a program may use much shared memory and where not; sums of 512 values of each of 64 take
+# half of an SM's registers.
+LATENT_TILE_ROWS, SMALL_LATENT_TILE_ROWS = 64, 32
 
 # Sampling: 2026-11-15, vocabularies of 128256 and 151936.
 SAMPLING_BLOCK = 512  # values of a candidate list read at once
@@ -165,6 +175,11 @@ def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_sme
     return ExactTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
 
 
+def lora_tile_rows(num_rows: int) -> int:
+    """Return the rows of a tile with one adapter. 2026-11-19, not measured yet."""
+    return LORA_TILE_ROWS[num_rows > MAX_FEW_LORA_ROWS]
+
+
 def grouped_row_limits(num_chosen: int, num_matrices: int) -> tuple[int, ...]:
     """Return the numbers of rows up to which a grouped product takes one kernel, and beyond which another."""
     tokens = range(1, MAX_GROUPED_GEMV_PAIRS // num_chosen + 1)
@@ -225,6 +240,16 @@ def decode_read_shape(
     if num_sequences > MAX_WIDE_READ_ROWS and cache_dtype.itemsize == 1:
         return DecodeRead(128, 2, 2)
     return DecodeRead(128 if MIN_WIDE_READ_ROWS <= num_sequences <= MAX_WIDE_READ_ROWS else 64, 2)
+
+
+def latent_read_shape(num_rows: int, itemsize: int, is_hopper: bool, has_large_smem: bool) -> DecodeRead:
+    """Return the reads of attention over latents, whose queries lie in shared memory: only Hopper's has room for two
+    stages of many. 2026-11-19, not measured yet."""
+    if itemsize == 4:
+        return DecodeRead(16, 1, 4)
+    if num_rows > 32:
+        return DecodeRead(32, 2 if is_hopper else 1, 8)
+    return DecodeRead(64 if has_large_smem else 32, 2 if has_large_smem else 1, 4)
 
 
 def tile_options(head_block: int, dtype: torch.dtype, has_large_smem: bool) -> dict[str, Any]:

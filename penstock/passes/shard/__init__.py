@@ -19,7 +19,7 @@ from penstock.passes.shard.connect import Connect
 from penstock.passes.shard.ffns import cut_ffn
 from penstock.passes.shard.links import VocabularyLink
 from penstock.passes.shard.mixers import cut_mixer
-from penstock.passes.shard.share import By, Indivisible, Piece, Share
+from penstock.passes.shard.share import By, CutPart, Indivisible, RankShare
 
 __all__ = ["By", "Connect", "find_sizes", "shard"]
 
@@ -31,7 +31,7 @@ def shard(spec: ModelSpec, rank: int, size: int, by: By, experts_whole: bool = F
     """Return the spec of one rank, whose `cuts` are returned beside it. `experts_whole` deals experts out to ranks
     (expert parallel) instead of cutting each of them."""
     try:
-        return _shard(spec, Share(rank, size, by, experts_whole))
+        return _shard(spec, RankShare(rank, size, by, experts_whole))
     except Indivisible as error:
         sizes = ", ".join(map(str, find_sizes(spec, by, experts_whole)))
         raise InvalidConfig(
@@ -41,10 +41,10 @@ def shard(spec: ModelSpec, rank: int, size: int, by: By, experts_whole: bool = F
 
 def find_sizes(spec: ModelSpec, by: By, experts_whole: bool = False) -> list[int]:
     """List the numbers of ranks that a model can be cut into."""
-    return [size for size in range(1, MAX_SIZE + 1) if _can_shard(spec, Share(0, size, by, experts_whole))]
+    return [size for size in range(1, MAX_SIZE + 1) if _can_shard(spec, RankShare(0, size, by, experts_whole))]
 
 
-def _can_shard(spec: ModelSpec, share: Share) -> bool:
+def _can_shard(spec: ModelSpec, share: RankShare) -> bool:
     try:
         _shard(spec, share)
     except Indivisible:
@@ -52,10 +52,10 @@ def _can_shard(spec: ModelSpec, share: Share) -> bool:
     return True
 
 
-def _shard(spec: ModelSpec, share: Share) -> tuple[ModelSpec, Cuts]:
+def _shard(spec: ModelSpec, share: RankShare) -> tuple[ModelSpec, Cuts]:
     cuts: dict[str, Cut] = {}
     links: dict[str, Link] = {}
-    known: dict[Any, Piece] = {}  # layers are often alike
+    known: dict[Any, CutPart] = {}  # layers are often alike
     described: list[Any] = []
     for index, layer in enumerate(spec.layers):
         changed = {}

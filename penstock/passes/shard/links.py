@@ -1,6 +1,6 @@
-"""What stands in place of a linear, a norm, a stack or an FFN whose inputs or outputs are spread over ranks.
+"""Stand-ins for a linear, a norm, a stack or an FFN whose inputs or outputs are spread over ranks.
 
-Each is called like what it stands for, so that layers know nothing of ranks. The classes ending in Link are plain data,
+Each is called like what it replaces, so that layers know nothing of ranks. The classes ending in Link are plain data,
 made with the spec; `wrap` makes the rest once the weights are there.
 """
 
@@ -105,7 +105,7 @@ class LocalRouter(layers.Router):
 
 
 class SummedStack(layers.Stack):
-    """What each row's experts give, on whichever ranks they are. A sum with −0 leaves every bit."""
+    """Gives each row the results of its experts, on whichever ranks they are. A sum with −0 leaves every bit."""
 
     def __init__(self, stack: layers.Stack, mesh: Mesh, ops: OpTable) -> None:
         super().__init__(stack.scheme, stack.num_matrices)

@@ -11,30 +11,30 @@ from penstock.models.latent import LatentAttentionSpec
 from penstock.models.layer import Attention, EncoderAttention, Norm, SinkAttention
 from penstock.models.recurrent import Mamba2
 from penstock.passes.shard.links import GatherLink, ReduceLink, SpanningLink
-from penstock.passes.shard.share import Indivisible, Piece, Share, scale, shift
+from penstock.passes.shard.share import CutPart, Indivisible, RankShare, scale, shift
 
 HEADS, KV_HEADS = "attention heads", "key/value heads"
 
 
 @singledispatch
-def cut_mixer(mixer: Any, share: Share) -> Piece:
+def cut_mixer(mixer: Any, share: RankShare) -> CutPart:
     raise Indivisible(f"{type(mixer).__name__} layers, which have no way to be cut: number", 1)
 
 
-def cut_last(name: str, num_in: int, num_out: int, bias: bool, share: Share) -> Piece:
+def cut_last(name: str, num_in: int, num_out: int, bias: bool, share: RankShare) -> CutPart:
     """Cut the product that ends a mixer or FFN; its inputs are spread evenly over the ranks already."""
     inputs = share.even(num_in // share.size)
     if share.by == "in":
         cuts = {f"{name}.weight": Cut(columns=share.own(num_in))}
         if bias:
             cuts[f"{name}.bias"] = Cut(is_zero=share.rank > 0)
-        return Piece(None, cuts, {name: ReduceLink()})
+        return CutPart(None, cuts, {name: ReduceLink()})
     rows = Cut((share.spread_own(num_out),))
     cuts = {f"{name}.weight": rows} | ({f"{name}.bias": rows} if bias else {})
-    return Piece(None, cuts, {name: GatherLink(inputs, share.spread(num_out))})
+    return CutPart(None, cuts, {name: GatherLink(inputs, share.spread(num_out))})
 
 
-def divide_kv_heads(count: int, share: Share) -> range:
+def divide_kv_heads(count: int, share: RankShare) -> range:
     """Return a rank's key/value heads: its share, or where there are fewer than ranks the one that its queries read."""
     if count % share.size == 0:
         return share.own(count)
@@ -45,7 +45,7 @@ def divide_kv_heads(count: int, share: Share) -> range:
 
 
 @cut_mixer.register
-def cut_attention(mixer: Attention, share: Share) -> Piece:
+def cut_attention(mixer: Attention, share: RankShare) -> CutPart:
     size, num_heads = mixer.head_size, share.divide(HEADS, mixer.num_heads)
     heads, kv_heads = share.own(mixer.num_heads), divide_kv_heads(mixer.num_kv_heads, share)
     q, k, _ = mixer.rows
@@ -60,10 +60,10 @@ def cut_attention(mixer: Attention, share: Share) -> Piece:
     links |= _link_norm("k_norm", mixer.k_norm, mixer.num_kv_heads, kv_heads, size, share)
     alibi = mixer.alibi[heads.start : heads.stop]
     part = replace(mixer, num_heads=num_heads, num_kv_heads=len(kv_heads), alibi=alibi)
-    return Piece(part, cuts, links)
+    return CutPart(part, cuts, links)
 
 
-def _link_norm(name: str, norm: Norm | None, count: int, own: range, size: int, share: Share) -> dict[str, Link]:
+def _link_norm(name: str, norm: Norm | None, count: int, own: range, size: int, share: RankShare) -> dict[str, Link]:
     """Link a norm over all heads; one over each head needs nothing."""
     if norm is None or norm.size == size:
         return {}
@@ -77,17 +77,17 @@ def _link_norm(name: str, norm: Norm | None, count: int, own: range, size: int, 
 
 
 @cut_mixer.register
-def cut_encoder_attention(mixer: EncoderAttention, share: Share) -> Piece:
+def cut_encoder_attention(mixer: EncoderAttention, share: RankShare) -> CutPart:
     num_heads = share.divide(HEADS, mixer.num_heads)
     whole, own = mixer.num_heads * mixer.head_size, scale(share.own(mixer.num_heads), mixer.head_size)
     rows = Cut((own, shift(own, whole), shift(own, 2 * whole)))
     last = cut_last("out", whole, mixer.width, mixer.bias, share)
     cuts = {"qkv.weight": rows} | ({"qkv.bias": rows} if mixer.bias else {}) | dict(last.cuts)
-    return Piece(replace(mixer, num_heads=num_heads), cuts, last.links)
+    return CutPart(replace(mixer, num_heads=num_heads), cuts, last.links)
 
 
 @cut_mixer.register
-def cut_latent_attention(mixer: LatentAttentionSpec, share: Share) -> Piece:
+def cut_latent_attention(mixer: LatentAttentionSpec, share: RankShare) -> CutPart:
     """Cut the heads; the latents, and what makes them, are on every rank."""
     num_heads, heads = share.divide(HEADS, mixer.num_heads), share.own(mixer.num_heads)
     last = cut_last("out", mixer.num_heads * mixer.value_size, mixer.width, mixer.bias, share)
@@ -95,11 +95,11 @@ def cut_latent_attention(mixer: LatentAttentionSpec, share: Share) -> Piece:
         "q_b.weight" if mixer.query_rank else "q.weight": Cut((scale(heads, mixer.head_size),)),
         "kv_b.weight": Cut((scale(heads, mixer.nope_size + mixer.value_size),)),
     }
-    return Piece(replace(mixer, num_heads=num_heads), cuts | dict(last.cuts), last.links)
+    return CutPart(replace(mixer, num_heads=num_heads), cuts | dict(last.cuts), last.links)
 
 
 @cut_mixer.register
-def cut_mamba2(mixer: Mamba2, share: Share) -> Piece:
+def cut_mamba2(mixer: Mamba2, share: RankShare) -> CutPart:
     """Cut the heads, and with them the groups that share b and c, which are repeated where there are fewer."""
     num_heads, heads = share.divide("Mamba-2 heads", mixer.num_heads), share.own(mixer.num_heads)
     count, state = mixer.num_groups, mixer.state_size
@@ -124,4 +124,4 @@ def cut_mamba2(mixer: Mamba2, share: Share) -> Piece:
     else:
         cuts["norm.weight"] = Cut((own,))
         normed = len(groups)
-    return Piece(replace(mixer, num_heads=num_heads, num_groups=len(groups), norm_groups=normed), cuts, links)
+    return CutPart(replace(mixer, num_heads=num_heads, num_groups=len(groups), norm_groups=normed), cuts, links)

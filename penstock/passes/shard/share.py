@@ -20,7 +20,7 @@ class Indivisible(Exception):
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """Rank `rank` of `size`. Second products of a layer are cut `by` their outputs or their inputs."""
 
     rank: int
@@ -58,7 +58,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CutPart:
     """A rank's part of a mixer or FFN: its description, the cuts of its parameters and the links of its modules."""
 
     part: Any

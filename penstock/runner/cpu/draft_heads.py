@@ -10,9 +10,10 @@ import torch
 from penstock.draft.net.net import DraftHeads
 from penstock.engine.plan import Output, Plan, RowResult
 from penstock.ops import argmax
+from penstock.runner.cpu.buffers import MAX_TAPED_TOKENS
 from penstock.runner.cpu.draft_branches import BranchMaker
 from penstock.runner.cpu.draft_lines import Line, LineDrafter, NetRow
-from penstock.runner.cpu.runner import MAX_TAPED_TOKENS, Runner, StepOutput, use_torch
+from penstock.runner.cpu.runner import Runner, StepOutput, use_torch
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.rows import RunningRow
 

@@ -15,9 +15,10 @@ from penstock.cache.group import Group
 from penstock.draft.net.net import DraftNet
 from penstock.engine.plan import Draft, Output, Plan, Row, RowResult
 from penstock.ops import argmax
+from penstock.runner.cpu.buffers import MAX_TAPED_TOKENS, Buffers, Shape
 from penstock.runner.cpu.draft_branches import BranchMaker
 from penstock.runner.cpu.draft_lines import Line, LineDrafter, NetRow
-from penstock.runner.cpu.runner import MAX_TAPED_TOKENS, Buffers, Runner, Shape, StepOutput, use_torch
+from penstock.runner.cpu.runner import Runner, StepOutput, use_torch
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.rows import RunningRow
 

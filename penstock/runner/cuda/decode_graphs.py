@@ -14,10 +14,11 @@ import torch
 from penstock import ops
 from penstock.layers import KvCache
 from penstock.models.decoder import Decoder
-from penstock.models.memory import KvMemory
+from penstock.models.memory import KvMemory, LatentMemory
 from penstock.ops.attention.inputs import NUM_COMMON, ROW
 from penstock.ops.sampling.extras import MU
 from penstock.ops.triton.attention.attention import tile_tokens
+from penstock.ops.triton.attention.latent import tile_tokens as latent_tile_tokens
 from penstock.ops.triton.exact.attention import count_splits
 from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
 from penstock.ops.triton.tuning import (
@@ -28,6 +29,7 @@ from penstock.ops.triton.tuning import (
     MIN_PREFIX_SEQUENCES,
     SHORT_CONTEXT,
 )
+from penstock.passes.adapt import AdaptedEmbedding
 from penstock.runner.cuda.decode_batch import max_tiles
 from penstock.runner.cuda.graphs import GraphPool, Half
 from penstock.runner.cuda.rows import RowTensors
@@ -239,7 +241,8 @@ class DecodeGraphs:
                 step.slots[g],
                 step.tables[g],
             )
-        return self.model.logits(self.model.forward(step, self.caches))
+        step.adapters = self.rows.find_adapters(numbers[ROW].long())
+        return self.model.logits(self.model.forward(step, self.caches), adapters=step.adapters)
 
     def _sample(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, chooser: Chooser) -> SampledTokens:
         assert forward.made is not None
@@ -282,7 +285,12 @@ def make_decode_graphs(
         spec.vocab_size,
         spec.max_model_len,
         memory.blocks.device,
+        isinstance(model.embedding, AdaptedEmbedding),
     )
     of = exact_tile_tokens if deterministic else tile_tokens
-    tiles = [of(kv.num_heads, kv.num_kv_heads) for kv in spec.memories() if isinstance(kv, KvMemory)]
+    memories = spec.memories()
+    tiles = [of(one.num_heads, one.num_kv_heads) for one in memories if isinstance(one, KvMemory)]
+    tiles += [
+        latent_tile_tokens(one.num_heads, memory.blocks.device) for one in memories if isinstance(one, LatentMemory)
+    ]
     return DecodeGraphs(model, memory, rows, max_num_seqs, min(tiles, default=of(1, 1)), num_sms, eager, deterministic)

@@ -123,6 +123,7 @@ def _facts(
         spec.cpu_only or find_missing(name, capability, triton_version()),
         LOGIT_ROWS,
         0 if spec.is_encoder else max_captured_tokens(spec.num_parameters),
+        lora_bytes=0 if spec.is_encoder else lora_bytes(spec),
         kept_bytes=kept_bytes(spec),
     )
 
@@ -164,6 +165,19 @@ def fp8_bytes(spec: ModelSpec) -> int:
 def kept_bytes(spec: ModelSpec) -> int:
     """Bytes, at 16 bits, of the matrices that no quantization rounds."""
     return sum(2 * prod(shape) for name, shape in spec.parameters().items() if name.endswith(KEPT_WIDE))
+
+
+def lora_bytes(spec: ModelSpec) -> int:
+    """Bytes, for each of its ranks, of an adapter of every linear, at 16 bits; each part of a linear has its own a."""
+    merges, values = spec.merges(), 0
+    for name, shape in spec.parameters().items():
+        linear = name.removesuffix(".weight")
+        merge = merges.get(linear)
+        if len(shape) == 2 and not (merge and merge.num_matrices > 1) and not name.endswith(KEPT_WIDE):
+            values += shape[0] + shape[1] * (len(merge.parts) if merge else 1)
+    if spec.head is not None and spec.head.tied:
+        values += spec.embedding.vocab_size + spec.embedding.width
+    return 2 * values
 
 
 def layer_bytes(spec: ModelSpec) -> int:

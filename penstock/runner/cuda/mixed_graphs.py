@@ -110,7 +110,8 @@ class MixedGraphs:
         decode, num_kv_splits = self.decode, self._num_kv_splits(shape.num_single)
         inputs = read_inputs(flat, shape, decode.rows, decode.memory.block_size, num_kv_splits, None, None)
         inputs.add_ends(num_kv_splits)
-        return decode.model.logits(decode.model.forward(inputs.step, decode.caches))
+        hidden = decode.model.forward(inputs.step, decode.caches)
+        return decode.model.logits(hidden, adapters=inputs.end_adapters)
 
     def _sample(
         self, forward: Half[torch.Tensor], shape: MixedShape, flat: torch.Tensor, chooser: Chooser

@@ -108,6 +108,11 @@ class MixedInputs:
         self.step.ends = ends_of(self.step, at, self.owners, num_kv_splits, lengths)
         return lengths
 
+    @property
+    def end_adapters(self) -> Any:
+        """The adapters of the tokens that logits are wanted of."""
+        return None if self.step.adapters is None else self.step.adapters[self.at.clamp(min=0)]
+
 
 def find_lengths(places: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Lengths [M] of the sequences that end with the tokens at[M]; 0 for padding."""
@@ -146,6 +151,7 @@ def read_inputs(
         longest=longest,
     )
     step = Step(ids, places, slots, tables, given.starts, given.lengths, work)
+    step.adapters = tensors.find_adapters(rows[owners])
     return MixedInputs(step, at, owners[at.clamp(min=0) if shape.is_padded else at], given.at_rows, shape.is_padded)
 
 

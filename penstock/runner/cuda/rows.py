@@ -11,6 +11,7 @@ import torch
 
 from penstock.cache.group import Group
 from penstock.engine.plan import Admission, Plan
+from penstock.ops import AdapterRows
 from penstock.ops.sampling.extras import OFF, make_extras
 from penstock.ops.sampling.row_params import MAX_BIASED, MAX_COUNTED, make_row_params
 from penstock.runner.cuda.staging import to_device
@@ -181,6 +182,7 @@ class RowTensors:
         vocab_size: int,
         max_tokens: int,
         device: torch.device,
+        has_loras: bool = False,
     ) -> None:
         self.padding_row = num_rows
         self.last = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
@@ -192,12 +194,20 @@ class RowTensors:
         self.only_full = all(group.spec.kind == "full" for group in groups)
         self.params = DeviceParams(num_rows, vocab_size, max_tokens, device)
         self._device = device
+        self._adapters = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=device) if has_loras else None
+
+    def find_adapters(self, rows: torch.Tensor) -> AdapterRows | None:
+        """Find the slots of the adapters of rows[T]; None if the engine has no adapters."""
+        return None if self._adapters is None else AdapterRows(self._adapters[rows])
 
     def admit(self, admissions: Sequence[Admission], states: Sequence[RowState]) -> None:
         if not admissions:
             return
         self.params.admit([(admission.row, state) for admission, state in zip(admissions, states)])
         rows = to_device([admission.row for admission in admissions], self._device)
+        if self._adapters is not None:
+            adapters = np.array([admission.adapter for admission in admissions], dtype=np.int32)
+            self._adapters[rows] = to_device(adapters, self._device)
         samplings = [admission.request.sampling for admission in admissions]
         self.temperature[rows] = to_device(
             [0.0 if sampling.greedy else min(float(sampling.temperature), MAX_TEMPERATURE) for sampling in samplings],

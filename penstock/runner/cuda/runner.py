@@ -15,7 +15,7 @@ import torch
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.draft.drafters import Drafters
 from penstock.engine.draft_tree import is_line
-from penstock.engine.executor import Answer, Describe, Done, Values, obey
+from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora, Values, obey
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.attention.inputs import ID, NUM_COMMON, POSITION, ROW
@@ -30,6 +30,7 @@ from penstock.runner.cuda.packed import MixedInputs, PackedRows, max_numbers, re
 from penstock.runner.cuda.preparation import Preparation
 from penstock.runner.cuda.staging import Staging, free_gpu_memory, record_event
 from penstock.runner.cuda.ticket import DraftRow, HostRow, Proposals, StepTicket
+from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs
 from penstock.runner.store.blocks import BlockStore
@@ -45,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 class CudaRunner:
     store: BlockStore | None = None
+    loras: LoraBank | None = None
     verifies_trees = False  # where tensor cores add in the order of places, a path's sums differ from a line's
 
     def __init__(
@@ -108,14 +110,20 @@ class CudaRunner:
         if vars(self):
             if self.store is not None:
                 self.store.close()
+            if self.loras is not None:
+                self.loras.close()
             self._graphs.forget()
             self._mixed.forget()
         vars(self).clear()
         free_gpu_memory()
 
-    def control(self, message: object) -> Done[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
         cache_bytes = self.memory.blocks.nbytes
         told: Values = {"device": str(self.device), "num_plans": self.rows.num_plans, "cache_bytes": cache_bytes}
+        if self.loras is not None and isinstance(message, LoadLora):
+            return self.loras.load(message)
+        if self.loras is not None and isinstance(message, DropLora):
+            return self.loras.drop(message)
         return Done(obey(message, {Describe: lambda _: told}))
 
     def start(self, plan: Plan) -> StepTicket:
@@ -128,6 +136,9 @@ class CudaRunner:
                 ticket.begun, ticket.idle_s = self._record_begin()
                 self.rows.apply(plan)
                 self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
+                if self.loras is not None:
+                    for one in plan.admissions:
+                        self.loras.enter(one.adapter, one.request.loras)
                 ticket.lost = not transfer(plan, self.memory, self.store)
                 if plan.rows and not ticket.lost:
                     self._step(plan, ticket)
@@ -320,7 +331,7 @@ class CudaRunner:
             hidden = model.forward(inputs.step, self._caches)
         if not packed.at:
             return
-        logits = model.logits(hidden)
+        logits = model.logits(hidden, adapters=inputs.end_adapters)
         chooser, count = self._assign_outputs(ticket, rows, of, results)
         self._fetch(ticket, logits, graphs.sample(logits, lengths, inputs.rows, chooser), count)
 

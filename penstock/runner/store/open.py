@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from penstock.cache.group import Grouping
-from penstock.cache.store import Names, Offloading
+from penstock.cache.store import BlockNames, Offloading
 from penstock.config import Resolved
 from penstock.host.gguf_parts import parse_part
 from penstock.host.version import VERSION
@@ -40,7 +40,7 @@ def open_store(
     if settings.kv_offloading_path is not None:
         files = FileTier(settings.kv_offloading_path, int(settings.kv_offloading_disk_size * GIB))
     store = BlockStore(int(settings.kv_offloading_size * GIB), files)
-    names = Names(make_fingerprint(settings, path, spec, grouping))
+    names = BlockNames(make_fingerprint(settings, path, spec, grouping))
     return store, Offloading(store, names, max(1, SAVED_BYTES // grouping.block_bytes))
 
 

@@ -62,6 +62,7 @@ MAX_BAD_WORD_CHARS = 200
 MAX_BIASES = 10_000
 MAX_SAMPLERS = 32  # also the length of a name
 MAX_MESSAGES = 10_000
+MAX_SESSION_CHARS = 128
 MAX_TOOLS = 128
 MAX_INT32 = 2**31 - 1
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
@@ -204,6 +205,9 @@ class SamplingBody(RequestBody):
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    session: str | None = Field(None, min_length=1, max_length=MAX_SESSION_CHARS)
+    session_ttl: float = Field(600.0, gt=0, le=86400)  # seconds after the answer
+    cache_priority: int = Field(0, ge=0, le=100)
     return_token_ids: bool = False
     request_id: str | None = Field(None, max_length=128)
     timeout: float | None = Field(None, gt=0, le=1e6)

@@ -277,7 +277,7 @@ class Dispatcher:
         """Preempt parts, to resume later, for a request entitled to a row; True if any."""
         shares = self.admission.fair_shares.divide([*self.admission.tenants, flight.tenant, *self.parts.tenants])
         parts = self.parts.find_preemptible(
-            flight, shares, self.replicas.max_rows, lambda part: part in part.engine.quarantine
+            flight, shares, self.replicas.most_parts, lambda part: part in part.engine.quarantine
         )
         for part in parts:
             self._take_back(part)

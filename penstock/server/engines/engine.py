@@ -239,6 +239,7 @@ class RemoteEngine:
             self._watchdog.mark_ready()
             self._settled.set()
             self.controls.open(self.list_first())
+            self.replica.num_slots = next((value for name, value, _ in report.settings if name == "max_loras"), 0)
             self.dispatcher.open(self.replica, report.max_num_seqs, report.kv_cache_tokens)
 
     def forget_prefixes(self) -> None:

@@ -119,6 +119,13 @@ class Launch:
     command: Sequence[str] = WORKER
     roles: Sequence[str] = ()  # of the replicas: prefill, decode or both; empty: all do both
 
+    def __post_init__(self) -> None:
+        if self.roles and not self.options.get("kv_offloading_path"):
+            raise InvalidConfig(
+                "role hands prompts over through a store that engines share: set kv_offloading_path, to a folder in "
+                "/dev/shm for one in memory"
+            )
+
     def find_role(self, number: int) -> str:
         return self.roles[number] if self.roles else BOTH
 

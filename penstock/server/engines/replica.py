@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.server.engines.in_flight import InFlightRequest, RequestPart
 
 MAX_AHEAD = 8  # sequences queued in an engine beyond those it can run, so that it never idles
+MAX_SLOTLESS = 256  # beyond them, that wait in the engine for a slot for their adapters
 ROW_TOKENS = 32  # prompt tokens that cost an engine as much as the rest of an average answer
 MIN_HANDED_OVER = 64  # prompt tokens; with fewer, a step of a decoding engine is hardly longer
 RECOMPUTE = 4  # work that an engine may have above another's, per token that the other would compute again
@@ -26,11 +27,13 @@ class Replica:
     def __init__(self, number: int, send: Callable[[Add | Abort], None], role: str = BOTH) -> None:
         self.number, self.send, self.role = number, send, role
         self.max_rows: int | None = None  # of the present process
+        self.num_slots = 0  # for adapters
         self.quarantine = Quarantine()
         self.prefixes = SentPrefixes()
         self.num_rows = 0
         self.num_pending = 0  # prompt tokens sent and not computed yet, as far as known
         self._pending: dict[RequestPart, int] = {}
+        self._adapted: dict[RequestPart, str] = {}  # parts with adapters, and which; the oldest first
 
     @property
     def is_open(self) -> bool:
@@ -38,7 +41,21 @@ class Replica:
 
     @property
     def has_room(self) -> bool:
-        return self.max_rows is not None and self.num_rows < self.max_rows + MAX_AHEAD
+        if self.max_rows is None or self.num_rows < self.max_rows + MAX_AHEAD:
+            return self.max_rows is not None
+        return self.num_rows < self.most_parts + MAX_AHEAD
+
+    @property
+    def most_parts(self) -> int:
+        """Rows, and sequences that take none yet: they wait for a slot for their adapters. Those with which none has
+        begun have no slot, beyond as many sets of adapters as there are slots."""
+        if len(keys := set(self._adapted.values())) <= self.num_slots:
+            return self.max_rows or 0
+        begun = [key for part, key in self._adapted.items() if part.num_tokens]
+        held = list(dict.fromkeys((*begun, *self._adapted.values())))[: self.num_slots]
+        keys.difference_update(held)
+        slotless = sum(len(part.siblings) for part, key in self._adapted.items() if key in keys)
+        return (self.max_rows or 0) + min(slotless, MAX_SLOTLESS)
 
     @property
     def work(self) -> int:
@@ -59,6 +76,8 @@ class Replica:
         self.num_pending += num_new
         self.num_rows += len(part.siblings)
         self.prefixes.add(digests)
+        if part.flight.request.loras:
+            self._adapted[part] = part.flight.request.lora_key
 
     def begin(self, part: RequestPart) -> None:
         """Count a part's prompt as computed: a token has come."""
@@ -67,12 +86,14 @@ class Replica:
     def remove(self, part: RequestPart) -> None:
         self.begin(part)
         self.num_rows -= len(part.siblings)
+        self._adapted.pop(part, None)
 
     def clear(self) -> None:
         """Forget the parts of a dead process."""
         self.max_rows = None
         self.num_rows = self.num_pending = 0
         self._pending.clear()
+        self._adapted.clear()
         self.prefixes.clear()
 
 
@@ -96,6 +117,11 @@ class Replicas:
     def max_rows(self) -> int:
         """Rows of all open engines."""
         return sum(replica.max_rows or 0 for replica in self)
+
+    @property
+    def most_parts(self) -> int:
+        """Sequences that take rows of open engines, or none yet."""
+        return sum(replica.most_parts for replica in self)
 
     @property
     def has_room(self) -> bool:

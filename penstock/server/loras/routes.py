@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pydantic import BaseModel, Field, RootModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +17,7 @@ from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import admin_only, sees_all
 
 MAX_PATH_CHARS = 4096
+CONFIG = "adapter_config.json"  # peft's
 
 
 class LoadLoraBody(RequestBody):
@@ -40,8 +44,21 @@ async def load_adapter(request: Request) -> Response:
     catalog = server_of(request).catalog
     base = await catalog.open(body.base_model_name)
     catalog.check_free(body.lora_name, base)
+    if not has_adapter(body.lora_path):
+        raise ApiError(
+            404,
+            f"no adapter found at {quote(body.lora_path)}: name a folder with an {CONFIG}, or a GGUF file, on the "
+            "server's machine",
+            param="lora_path",
+        )
     await base.loras.load(body.lora_name, body.lora_path, in_place=body.load_inplace)
     return _succeed(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
+
+
+def has_adapter(path: str) -> bool:
+    """Return True for a folder with a config, or a GGUF file."""
+    expanded = Path(os.path.expanduser(path))
+    return expanded.is_file() if expanded.suffix == ".gguf" else (expanded / CONFIG).is_file()
 
 
 async def unload_adapter(request: Request) -> Response:

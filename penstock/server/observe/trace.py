@@ -135,7 +135,8 @@ class Trace:
             self.run_s = mark.at_s
         if self.name in ("wait", "preempted"):
             self.stages[-1].then = mark.why
-        self.follow(answer, "prefill", mark.at_s, f"{mark.start} tokens were cached" if mark.start else "")
+        restored = f", {mark.count} of them restored from the store" if mark.count else ""
+        self.follow(answer, "prefill", mark.at_s, f"{mark.start} tokens were cached{restored}" if mark.start else "")
 
     def _chunk(self, answer: tuple[int, int], mark: Mark) -> None:
         self.num_chunks += 1

@@ -69,7 +69,7 @@ class Call:
     relay: bytes = field(default_factory=lambda: f"{secrets.token_hex(16)}.{int(time.time())}".encode())
 
     def list_headers(self, num_resume_bytes: int) -> Headers:
-        if self.router_key is None:
+        if self.router_key is None or not self.facts.is_stream:
             return self.headers
         more: Headers = [(KEY_HEADER, self.router_key), (RELAY_HEADER, self.relay)]
         if num_resume_bytes:

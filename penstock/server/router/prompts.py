@@ -48,6 +48,7 @@ class PromptFacts:
     digests: Sequence[bytes] = ()
     num_bytes: int = 0
     refers_to: str | None = None
+    is_stream: bool = False
 
 
 def read_prompt(body: bytes, path: str, tenant: str) -> PromptFacts:
@@ -64,5 +65,11 @@ def read_prompt(body: bytes, path: str, tenant: str) -> PromptFacts:
         refers = next(
             (one for one in (fields.previous_response_id, fields.input_file_id) if isinstance(one, str)), None
         )
-        return PromptFacts(model, digest_parts(scope, bytes(text), PART_BYTES), len(text), refers)
+        digests = digest_parts(scope, bytes(text), PART_BYTES)
+        return PromptFacts(model, digests, len(text), refers, _is_stream(path, fields.stream))
     return PromptFacts()
+
+
+def _is_stream(path: str, asked: object) -> bool:
+    """True if the answer will be a stream: Ollama's are unless they are asked not to be."""
+    return asked is True or path.startswith("/api/") and asked is not False or path == "/generate_stream"

@@ -248,7 +248,7 @@ async def _read_facts(request: Request, body: bytes) -> PromptFacts:
 def _make_call(request: Request, body: bytes, facts: PromptFacts, owner: Upstream | None) -> Call:
     key = router_of(request).router_key
     return Call(
-        request.method,
+        _method(request),
         request.url.path,
         _target(request),
         _list_headers(request),
@@ -258,6 +258,11 @@ def _make_call(request: Request, body: bytes, facts: PromptFacts, owner: Upstrea
         learns_id=request.method == "POST" and request.url.path in KEEPERS,
         router_key=None if key is None else key.encode(),
     )
+
+
+def _method(request: Request) -> str:
+    """Return the method for a server: the connection drops the body of an answer to HEAD."""
+    return "GET" if request.method == "HEAD" else request.method
 
 
 def _target(request: Request) -> bytes:
@@ -312,7 +317,7 @@ async def _ask_all(
     async def ask(one: Upstream) -> Answer:
         try:
             response = await one.client.send(
-                method or request.method, target or _target(request), headers, [body] if body else []
+                method or _method(request), target or _target(request), headers, [body] if body else []
             )
             try:
                 return one, response, await response.read(MAX_ANSWER_BYTES)

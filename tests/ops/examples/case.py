@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.ops import Op
+from penstock.ops import AdapterRows, LoraStacks, Op
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.registry import Example
 from tests.ops.examples.rows import EachRow, Rows
@@ -63,6 +64,12 @@ def move(value: Any, device: str) -> Any:
     """Return a tensor on `device`, a group of values with its tensors there, anything else as it is."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(move(part, device) for part in value))
+    if isinstance(value, AdapterRows):
+        return AdapterRows(value.slots.to(device))
+    if isinstance(value, LoraStacks):
+        moved = copy.copy(value)
+        moved.a, moved.b, moved.scales = (each.to(device) for each in (value.a, value.b, value.scales))
+        return moved
     return value.to(device) if isinstance(value, Tensor) else value
 
 

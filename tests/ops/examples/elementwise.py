@@ -31,6 +31,7 @@ def _activation() -> Iterator[Example]:
 @examples(ops.gated_activation)
 def _gated_activation() -> Iterator[Example]:
     yield from _activation_inputs(2)
+    yield {"x": normal(3, 5, 2, 96, scale=5.0), "kind": "swiglu_oai"}  # of chosen experts
 
 
 class _AddRows(EachRow):

@@ -106,6 +106,16 @@ def _latent_move() -> Iterator[Example]:
             yield {"cache": cache, "moves": torch.tensor(moves, dtype=torch.int64).view(-1, 2)}
 
 
+@examples(ops.head_product, EachRow("x"))
+def _head_product() -> Iterator[Example]:
+    shapes = [(0, 2, 8, 8), (1, 4, 128, 80), (7, 3, 33, 20), (40, 2, 24, 48)]
+    for dtype in (torch.float32, torch.float16):
+        for seed, (num_tokens, num_heads, width, num_out) in enumerate(shapes):
+            x = normal(seed, num_tokens, num_heads, width + 6, dtype=dtype)
+            weight = normal(seed + 9, num_heads, num_out, width, scale=width**-0.5, dtype=dtype)
+            yield {"x": x[:, :, :width], "weight": weight}
+
+
 @examples(ops.head_linear, EachRow("x"))
 def _head_linear() -> Iterator[Example]:
     shapes = [(0, 2, 8, 8), (1, 16, 128, 512), (7, 3, 33, 20), (40, 4, 24, 48), (100, 5, 16, 17)]

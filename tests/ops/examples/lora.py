@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from penstock import ops
-from penstock.ops import LoraWeights, LowRank, Term
+from penstock.ops import AdapterRows, LoraStacks, LoraWeights, LowRank, Term
+from penstock.ops.matmul.lora_stacks import PinnedLowRank
 from penstock.ops.registry import Example
 from tests.ops.examples.case import examples, integers, normal
 from tests.ops.examples.rows import EachRowInPlace
@@ -55,6 +56,59 @@ def _add_lora() -> Iterator[Example]:
         "y": normal(8, 0, 9),
         "slots": torch.empty(0, dtype=torch.int32),
         "weights": weights(8, 9, 2),
+    }
+
+
+class _EachAdapterRow(EachRowInPlace):
+    def take(self, example: Example, keep: list[int]) -> Example:
+        rows = AdapterRows(example["rows"].slots[keep].contiguous())
+        return super().take(example, keep) | {"rows": rows}
+
+
+def stacks(width: int, num_out: int, rank: int, dtype: torch.dtype, is_embedding: bool = False) -> LoraStacks:
+    """Slot 0: three parts, a rank under the largest. 1: all outputs at once. 2: one part alone. 3: emptied again."""
+    sizes = [num_out] if is_embedding else [num_out - 2 * (num_out // 4), num_out // 4, num_out // 4]
+    made = LoraStacks(4, rank, (num_out, width), sizes, dtype, torch.device("cpu"), is_embedding)
+
+    def part(seed: int, ranks: int, first: int, last: int) -> PinnedLowRank:
+        a = normal(seed, width, ranks) if is_embedding else normal(seed, ranks, width, scale=width**-0.5)
+        return PinnedLowRank(a.to(dtype), normal(seed + 1, last - first, ranks, dtype=dtype), first, 1.5)
+
+    bounds = list(zip(made.bounds, made.bounds[1:]))
+    made.fill(0, [Term([part(i, max(1, rank - 1), *bounds[i]) for i in range(len(bounds))], 0.5)])
+    made.fill(1, [Term([part(9, rank, 0, num_out)], -1.25)])
+    made.fill(2, [Term([part(11, rank, *bounds[-1])], 1.0)])
+    made.fill(3, [Term([part(13, rank, 0, num_out)], 1.0)])
+    made.fill(3, [])
+    return made
+
+
+@examples(ops.add_lora_stacks, _EachAdapterRow("x", "y"))
+def _add_lora_stacks() -> Iterator[Example]:
+    for seed, (num_rows, width, num_out, rank) in enumerate([(0, 8, 8, 2), (1, 300, 80, 16), (21, 64, 40, 5)]):
+        for dtype in (torch.float32, torch.float16):
+            yield {
+                "x": normal(seed, num_rows, width, dtype=dtype),
+                "y": normal(seed + 50, num_rows, num_out, dtype=dtype),
+                "rows": AdapterRows(integers(seed + 3, 5, num_rows, dtype=torch.int32) - 1),
+                "weights": stacks(width, num_out, rank, dtype),
+            }
+
+
+@examples(ops.add_lora_columns, _EachAdapterRow("ids", "y"))
+def _add_lora_columns() -> Iterator[Example]:
+    for seed, (num_rows, vocab_size, num_out, rank) in enumerate([(0, 8, 8, 2), (1, 30, 80, 16), (21, 64, 40, 5)]):
+        yield {
+            "ids": integers(seed, vocab_size, num_rows),
+            "y": normal(seed + 50, num_rows, num_out),
+            "rows": AdapterRows(integers(seed + 3, 5, num_rows, dtype=torch.int32) - 1),
+            "weights": stacks(vocab_size, num_out, rank, torch.float32, is_embedding=True),
+        }
+    yield {
+        "ids": integers(4, 8, 9),
+        "y": normal(5, 9, 24),
+        "rows": AdapterRows(torch.full((9,), -1, dtype=torch.int32)),
+        "weights": stacks(8, 24, 3, torch.float32, is_embedding=True),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.ops.attention.attention import Work
 from penstock.ops.attention.latent_attention import latent_attention
 from penstock.ops.attention.latent_write import latent_move, latent_write
 from penstock.ops.attention.tree_attention import Tail
@@ -70,6 +71,7 @@ def _latent_attention(
     lengths: Tensor,
     scale: float,
     tail: Tail | None = None,
+    work: Work | None = None,
 ) -> Tensor:
     address, stride, number = _check_cache(cache)
     q, q_rope = as_rows("q", q).contiguous(), as_rows("q_rope", q_rope).contiguous()

@@ -61,6 +61,7 @@ ALWAYS_INLINE void shrink_tile(const float* x, int64_t stride, int64_t width, co
         for (int k = 0; k < kChains; k++) {
             Vec w[kParts];
             load_group(panel + (c + k) * kLanes, w);
+            if constexpr (R <= 2) __builtin_prefetch(panel + (c + k + kAhead) * kLanes);
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++)
                 for (int i = 0; i < kParts; i++)
@@ -109,6 +110,7 @@ ALWAYS_INLINE void expand_tile(const float* inner, int64_t stride, int64_t rank,
     for (int64_t k = 0; k < rank; k++) {
         Vec w[kParts];
         load_group(panel + k * kLanes, w);
+        if constexpr (R <= 2) __builtin_prefetch(panel + (k + kAhead) * kLanes);
 #pragma GCC unroll 24
         for (int r = 0; r < R; r++)
             for (int i = 0; i < kParts; i++) sums[r][i] = fma(broadcast(inner[r * stride + k]), w[i], sums[r][i]);

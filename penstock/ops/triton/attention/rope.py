@@ -22,18 +22,24 @@ def _rope(
     HALF: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rotate one head of one token: each value with its partner HALF away."""
+    """Rotate one head of one token: each value with its partner HALF away, or with its neighbour."""
     wait_for_previous(PDL)
     t, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
-    inside, rotated, first = at < SIZE, at < 2 * HALF, at < HALF
+    inside, rotated = at < SIZE, at < 2 * HALF
     line = x + t * x_strides[0] + h * x_strides[1]
-    partner = tl.where(first, at + HALF, at - HALF)
+    if INTERLEAVED:
+        first = at % 2 == 0
+        partner, place = tl.where(first, at + 1, at - 1), at // 2
+    else:
+        first = at < HALF
+        partner, place = tl.where(first, at + HALF, at - HALF), tl.where(first, at, at - HALF)
     own = tl.load(line + at, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(line + partner, mask=rotated, other=0.0).to(tl.float32)
-    angle = tl.load(positions + t) * HALF + tl.where(first, at, at - HALF)
+    angle = tl.load(positions + t) * HALF + place
     c = tl.load(cos + angle, mask=rotated, other=1.0)
     s = tl.load(sin + angle, mask=rotated, other=0.0)
     y = own * c + tl.where(first, -other, other) * s
@@ -42,8 +48,6 @@ def _rope(
 
 @rope.impl("cuda", exact=True)
 def _body(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    if interleaved:
-        return rope.reference(x, positions, cos, sin, interleaved)
     num_tokens, num_heads, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
@@ -59,6 +63,7 @@ def _body(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: b
             cos.shape[1],
             size,
             power_of_2(size),
+            interleaved,
             num_warps=1,
             **pdl_options(x),
         )

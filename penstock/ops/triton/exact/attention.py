@@ -229,7 +229,7 @@ def _exact_attention(
 
 
 @triton.jit(do_not_specialize=["num_kv_splits"])
-def _merge_in_order(
+def merge_in_order(
     splits,
     lengths,
     sinks,
@@ -341,7 +341,7 @@ def _body(
             **options,
         )
         if splits.sums is not None:
-            _merge_in_order[(work.num_single, num_heads)](
+            merge_in_order[(work.num_single, num_heads)](
                 splits,
                 work.find_lengths(lengths),
                 sinks,

@@ -110,4 +110,5 @@ def _body(
         )
     if epilogue.activation is None:
         return sums
-    return activate(sums.flatten(0, 1), epilogue.activation, epilogue.gated).view(num_tokens, num_chosen, -1)
+    y = activate(sums.flatten(0, 1), epilogue.activation, epilogue.gated)
+    return y.view(num_tokens, num_chosen, y.shape[1])

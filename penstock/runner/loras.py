@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora, Values
 from penstock.errors import PenstockError
 from penstock.models.lora import Adapter, fingerprint, read_adapter
 from penstock.ops import Term
 from penstock.passes.adapt import LoraTable
+from penstock.runner.memory import CPU, allocate
 from penstock.types import LoraUse
 
+CACHE_LINE = 64
 NO_LORAS = "LoRA is off: start with enable_lora"
 
 
@@ -28,6 +33,29 @@ class Reading:
 
     def result(self) -> Answer:
         return self._future.result()
+
+
+def settle(adapter: Adapter) -> Adapter:
+    """Copy an adapter's matrices into one area of huge pages, in the order in which a step reads them."""
+    found = [part for parts in adapter.parts.values() for part in parts]
+    area = allocate(sum(_round_up(each.nbytes) for part in found for each in (part.a, part.b)), CPU)
+    begin = 0
+
+    def place(tensor: Tensor) -> Tensor:
+        nonlocal begin
+        room = area[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        begin += _round_up(tensor.nbytes)
+        return room.copy_(tensor)
+
+    settled = {}
+    for name, parts in adapter.parts.items():
+        inner = [place(part.a) for part in parts]
+        settled[name] = [replace(part, a=a, b=place(part.b)) for part, a in zip(parts, inner)]
+    return replace(adapter, parts=settled)
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // CACHE_LINE) * CACHE_LINE
 
 
 class LoraBank:
@@ -64,6 +92,7 @@ class LoraBank:
         if message.fingerprint and before != message.fingerprint:
             raise PenstockError(f"{folder} has changed since the adapter was loaded: load it again")
         adapter = read_adapter(folder, self.table.spec, self.max_rank)
+        adapter = self.table.arrange(adapter) if self.table.is_on_gpu else settle(adapter)
         if fingerprint(folder) != before:
             raise PenstockError(f"{folder} changed while it was read: load it again")
         with self._lock:
@@ -89,9 +118,7 @@ class LoraBank:
             return
         with self._lock:
             adapters = [(self._adapters[use.number], use.scale) for use in uses]
-        self._slots[slot] = ()  # a failure below leaves it empty, not labelled with what it had
-        for weights in self.table.values():
-            weights.fill(slot, ())
+        self._slots[slot] = ()  # a failure below leaves it without a label
         for name, weights in self.table.items():
             terms = [Term(adapter.parts.get(name, ()), scale) for adapter, scale in adapters]
             weights.fill(slot, terms if any(parts for parts, _ in terms) else ())

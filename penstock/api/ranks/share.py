@@ -1,0 +1,39 @@
+"""One rank's part of a model: its stage's layers, its heads and experts, and its part of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.cache.group import LAYOUTS, Grouping, cut_groups
+from penstock.config import EngineConfig
+from penstock.models.spec import ModelSpec
+from penstock.passes.shard import shard
+from penstock.passes.stages import cut_stages
+from penstock.runner.ranks.layout import RankLayout
+
+MESH_TIMEOUT_S = 600.0  # a rank that hangs is noticed by its pulse
+
+
+def make_layout(config: EngineConfig) -> RankLayout:
+    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.nnodes)
+
+
+def cut_share(spec: ModelSpec, config: EngineConfig, rank: int) -> ModelSpec:
+    """Return the spec of a rank. Second products are cut by their outputs: the bits are those of one rank."""
+    layout = make_layout(config)
+    stage = cut_stages(spec, layout.num_stages)[layout.stage(rank)]
+    if layout.num_shards > 1:
+        spec, _ = shard(spec, layout.shard(rank), layout.num_shards, "out", config.enable_expert_parallel)
+    return replace(spec, stage=stage)
+
+
+def cut_cache(grouping: Grouping, share: ModelSpec, kv_dtype: str, block_size: int) -> Grouping:
+    """Return the groups that a rank keeps of the engine's."""
+    assert share.stage is not None
+    return cut_groups(grouping, share.stage, share.states(LAYOUTS[kv_dtype]), block_size)
+
+
+def count_state(share: ModelSpec, kv_dtype: str) -> int:
+    """Count the bytes that a rank keeps per position, states of recurrent layers aside."""
+    states = share.cut().states(LAYOUTS[kv_dtype])
+    return sum(state.bytes_per_position for state in states if state is not None)

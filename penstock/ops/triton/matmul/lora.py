@@ -1,0 +1,203 @@
+"""Low-rank additions: rows sorted by adapter once a step, then two kernels a linear. Every sum has one order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.matmul.lora_stacks import AdapterRows, LoraStacks, add_lora_columns, add_lora_stacks
+from penstock.ops.triton.exact.product import sum_chain
+from penstock.ops.triton.experts.sort import SortedPairs, sort_pairs
+from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.sizes import cdiv, power_of_2
+from penstock.ops.triton.tuning import LORA_TILE_OUTPUTS, MAX_LORA_SPLITS, lora_tile_rows
+
+
+class Adapters(NamedTuple):
+    """The slots of one linear as kernels take them."""
+
+    a: Any
+    b: Any
+    scales: Any
+    bounds: tuple[int, ...]  # first output of each part but the first
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _shrink(
+    x,
+    adapters,
+    order,
+    tiles,
+    inner,
+    x_row,
+    num_rows,
+    num_inner,
+    width,
+    RANK: tl.constexpr,
+    OUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SHARE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """inner[split, T, P · R] = scale · a · x over SHARE of the inputs, for rows of one adapter."""
+    wait_for_previous(PDL)
+    tile, split = tiles + 3 * tl.program_id(0), tl.program_id(2)
+    slot, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    if count * (slot + 1) > 0:
+        r, n = tl.arange(0, ROWS), tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+        row = tl.load(order + first + r, mask=r < count, other=0).to(tl.int64)
+        own = slot.to(tl.int64) * num_inner + tl.minimum(n, num_inner - 1)
+        sums = sum_chain(
+            adapters.a + own * width + split * SHARE,
+            x + row * x_row + split * SHARE,
+            r < count,
+            tl.minimum(width - split * SHARE, SHARE),
+            OUTS,
+            ROWS,
+            BLOCK,
+            EVEN,
+            2,
+            PRECISION,
+        )
+        sums *= tl.load(adapters.scales + own // RANK)[:, None]
+        place = inner + (split.to(tl.int64) * num_rows + row)[None, :] * num_inner + n[:, None]
+        tl.store(place, sums, mask=(r < count)[None, :] & (n < num_inner)[:, None])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _expand(
+    inner,
+    adapters,
+    order,
+    tiles,
+    y,
+    y_row,
+    num_rows,
+    num_out,
+    num_inner,
+    RANK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    OUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """y += b · inner, where an output takes the inner values of its part alone."""
+    wait_for_previous(PDL)
+    tile = tiles + 3 * tl.program_id(0)
+    slot, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    if count * (slot + 1) > 0:
+        r, k, n = tl.arange(0, ROWS), tl.arange(0, INNER), tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+        row = tl.load(order + first + r, mask=r < count, other=0).to(tl.int64)
+        part = n * 0
+        for i in tl.static_range(len(adapters.bounds)):
+            part += (n >= adapters.bounds[i]).to(tl.int32)
+        values = tl.zeros((ROWS, INNER), tl.float32)
+        wanted = (r < count)[:, None] & (k < num_inner)[None, :]
+        for split in tl.static_range(SPLITS):
+            values += tl.load(
+                inner + (split * num_rows + row)[:, None] * num_inner + k[None, :], mask=wanted, other=0.0
+            )
+        line = (slot.to(tl.int64) * num_out + n)[:, None] * RANK + (k % RANK)[None, :]
+        own = (n < num_out)[:, None] & ((k // RANK)[None, :] == part[:, None])
+        b = tl.load(adapters.b + line, mask=own, other=0.0)
+        delta = tl.dot(b, tl.trans(values.to(b.dtype)), input_precision=PRECISION)
+        place, inside = y + row[None, :] * y_row + n[:, None], (r < count)[None, :] & (n < num_out)[:, None]
+        before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(place, (before + delta).to(y.dtype.element_ty), mask=inside)
+
+
+def _sort(rows: AdapterRows, num_slots: int, tile_rows: int) -> SortedPairs:
+    if "sorted" not in rows.cached:
+        rows.cached["sorted"] = sort_pairs(rows.slots.contiguous().view(-1, 1), num_slots, tile_rows)
+    found: SortedPairs = rows.cached["sorted"]
+    return found
+
+
+def _adapters(weights: LoraStacks) -> Adapters:
+    return Adapters(weights.a, weights.b, weights.scales, weights.bounds[1:-1])
+
+
+def _precision(weights: LoraStacks) -> str:
+    return "ieee" if weights.a.dtype == torch.float32 else "tf32"
+
+
+def _add(inner: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks, tile_rows: int) -> Tensor:
+    """Add what inner[splits, T, P · R] expands to."""
+    num_splits, num_rows, num_inner = inner.shape
+    order, tiles = _sort(rows, len(weights.a), tile_rows)
+    _expand[(len(tiles), cdiv(weights.num_out, LORA_TILE_OUTPUTS))](
+        inner,
+        _adapters(weights),
+        order,
+        tiles,
+        y,
+        y.stride(0),
+        num_rows,
+        weights.num_out,
+        num_inner,
+        weights.rank,
+        num_splits,
+        LORA_TILE_OUTPUTS,
+        tile_rows,
+        max(16, power_of_2(num_inner)),
+        _precision(weights),
+        num_warps=4,
+        enable_fp_fusion=False,
+        **pdl_options(y),
+    )
+    return y
+
+
+@add_lora_stacks.impl("cuda", exact=True)
+def _body(x: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tensor:
+    num_rows, width = x.shape
+    if not num_rows:
+        return y
+    x = (x if x.stride(1) == 1 else x.contiguous()).to(weights.a.dtype)
+    tile_rows, num_inner = lora_tile_rows(num_rows), weights.a.shape[1]
+    block = 128 if x.itemsize == 2 else 32
+    num_splits = min(MAX_LORA_SPLITS, cdiv(width, 8 * block))
+    share = cdiv(cdiv(width, num_splits), block) * block
+    num_splits = cdiv(width, share)
+    inner = torch.empty((num_splits, num_rows, num_inner), device=x.device)
+    order, tiles = _sort(rows, len(weights.a), tile_rows)
+    _shrink[(len(tiles), cdiv(num_inner, 16), num_splits)](
+        x,
+        _adapters(weights),
+        order,
+        tiles,
+        inner,
+        x.stride(0),
+        num_rows,
+        num_inner,
+        width,
+        weights.rank,
+        16,
+        tile_rows,
+        share,
+        block,
+        width % block == 0,
+        _precision(weights),
+        num_warps=4,
+        enable_fp_fusion=False,
+        **pdl_options(x),
+    )
+    return _add(inner, y, rows, weights, tile_rows)
+
+
+@add_lora_columns.impl("cuda", exact=True)
+def _columns_body(ids: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tensor:
+    if not len(ids):
+        return y
+    slots = rows.slots.clamp(min=0).long()
+    inner = weights.a[slots, ids].float() * weights.scales[slots]
+    return _add(inner.unsqueeze(0), y, rows, weights, lora_tile_rows(len(ids)))

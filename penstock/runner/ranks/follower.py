@@ -1,0 +1,96 @@
+"""A rank that does not choose tokens: it computes its share of every plan, and obeys control messages in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+
+from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
+from penstock.engine.plan import Plan
+from penstock.layers import Received
+from penstock.runner.cpu.runner import Runner
+from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
+from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
+from penstock.runner.ranks.link import LinkClosed, RankLink
+from penstock.runner.ranks.messages import Compute, End, Pulse, RankReady, Tell, Told, ToRank, decode_to_rank, encode
+
+ORPHANED = 3
+ANSWERING_S = 0.01  # between looks at adapters that are being read
+
+
+class Pulses(threading.Thread):
+    """Tells rank 0 that this process lives, and ends the process when rank 0 does not."""
+
+    def __init__(self, link: RankLink) -> None:
+        super().__init__(name="penstock-pulse", daemon=True)
+        self._link = link
+        self.inbox: Inbox | None = None  # None: rank 0 loads, too
+
+    def run(self) -> None:
+        while True:
+            checked_s = time.monotonic()
+            time.sleep(PULSE_S)
+            now = time.monotonic()
+            if now - checked_s > PULSE_S + 1.0:
+                continue  # this process was stopped, and has read nothing
+            if self.inbox is not None and now - self.inbox.heard_s > MAX_SILENCE_S:
+                os._exit(ORPHANED)
+            try:
+                self._link.send(encode(Pulse()))
+            except LinkClosed:
+                os._exit(ORPHANED)  # the main thread may wait for another rank
+
+
+def is_later(runner: Runner) -> bool:
+    """Return True if its model is a later stage."""
+    return isinstance(runner.model.embedding, Received)
+
+
+class Follower:
+    def __init__(
+        self, runner: Runner, link: RankLink, pulses: Pulses, inlet: Inlet | None, outlet: Outlet | None
+    ) -> None:
+        self._runner, self._link, self._pulses, self._inlet, self._outlet = runner, link, pulses, inlet, outlet
+        self._answers: list[tuple[Tell, Awaited[Answer]]] = []
+        self._seen: dict[int, str] = {}  # fingerprints of adapters; files of other machines have others
+
+    def serve(self) -> None:
+        """Work until told to stop; raises LinkClosed when rank 0 is gone."""
+        self._pulses.inbox = inbox = Inbox(self._link, "plans")
+        self._link.send(encode(RankReady()))
+        while True:
+            frame = inbox.get(ANSWERING_S if self._answers else None)
+            self._answer()
+            if frame is None:
+                continue
+            message: ToRank = decode_to_rank(frame)
+            if isinstance(message, End):
+                return
+            if isinstance(message, Compute):
+                self._compute(message.plan)
+            elif isinstance(message, Tell):
+                self._obey(message)
+
+    def _compute(self, plan: Plan) -> None:
+        if self._inlet is not None:
+            first: Received = self._runner.model.embedding  # type: ignore[assignment]
+            first.take(self._inlet.receive(plan.number))
+        computed = self._runner.compute(plan)
+        if self._outlet is not None:
+            self._outlet.send(plan.number, computed.hidden)
+
+    def _obey(self, control: Tell) -> None:
+        message = make_message(control.name, control.values)
+        if isinstance(message, LoadLora) and message.fingerprint:
+            message = replace(message, fingerprint=self._seen.get(message.number, ""))
+        self._answers.append((control, self._runner.control(message)))
+
+    def _answer(self) -> None:
+        for control, ticket in [one for one in self._answers if one[1].is_done]:
+            self._answers.remove((control, ticket))
+            answer = ticket.result()
+            if control.name == LoadLora.__name__ and answer.error is None:
+                self._seen[control.values["number"]] = str(answer.values["fingerprint"])
+            self._link.send(encode(Told(control.number, answer)))

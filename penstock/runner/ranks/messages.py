@@ -1,0 +1,132 @@
+"""Messages between ranks, and the descriptions that they compare before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.engine.executor import Answer
+from penstock.engine.plan import Admission, Plan
+from penstock.errors import InvalidConfig, quote
+from penstock.types import Request
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A description of a rank's code, model and options, which is the same on all: else bits would differ."""
+
+    version: str
+    model: str  # a digest of config and tensor headers
+    options: dict[str, Any]
+    cpu_path: str
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A rank is there, and has read the model's headers. Hidden states are awaited at `port`."""
+
+    rank: int
+    identity: Identity
+    host: str  # its address, as rank 0 is reached
+    node: str  # the machine's name
+    pid: int
+    port: int
+    num_cores: int
+    free_bytes: int
+    segment: str = ""  # where its tensor-parallel ranks meet, if it is their first
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """The layers to load, and where hidden states go. Settings are those of all ranks but `threads`."""
+
+    settings: dict[str, Any]
+    num_blocks: int
+    segment: str = ""  # where it meets those that share its layers
+    next_address: tuple[str, int] | None = None
+
+
+class RankRefused(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 does not take this rank."""
+
+    error: str
+
+
+class RankReady(msgspec.Struct, frozen=True, tag=True):
+    """A rank is ready for plans."""
+
+
+class Compute(msgspec.Struct, frozen=True, tag=True):
+    plan: Plan
+
+
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """A message of `engine.executor` by its name and fields; `Told` with the same number follows."""
+
+    number: int
+    name: str
+    values: dict[str, Any]
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    answer: Answer
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """A rank cannot go on."""
+
+    error: str
+
+
+class Pulse(msgspec.Struct, frozen=True, tag=True):
+    """The sender is alive."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """End the process."""
+
+
+class HiddenFlow(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a connection that carries hidden states."""
+
+    rank: int  # whose they are
+
+
+ToRank = Setup | RankRefused | Compute | Tell | Pulse | End
+FromRank = Hello | RankReady | Told | Lost | Pulse | HiddenFlow
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+
+
+def strip(admission: Admission, keeps_prompt: bool) -> Admission:
+    """Leave out what only a rank that samples needs. Those that share its logits are asked for the prompt's, too."""
+    request = admission.request
+    return replace(
+        admission,
+        request=Request(id=request.id, tokens=request.tokens if keeps_prompt else (), loras=request.loras),
+        mu=None,
+    )
+
+
+def require_equal(rank: int, own: Identity, theirs: Identity) -> None:
+    """Require that a rank is as rank 0 is; the error names both values."""
+    for field, remedy in REMEDIES.items():
+        ours, found = getattr(own, field), getattr(theirs, field)
+        if field == "options":
+            name = next((name for name in ours if ours[name] != found.get(name)), None)
+            if name is not None:
+                raise InvalidConfig(
+                    f"rank {rank} has {name}={quote(found.get(name))}, but rank 0 has {quote(ours[name])}: {remedy}"
+                )
+        elif ours != found:
+            raise InvalidConfig(f"rank {rank} has {field} {quote(found)}, but rank 0 has {quote(ours)}: {remedy}")
+
+
+REMEDIES = {
+    "version": "install the same Penstock on all machines",
+    "model": "config or weights differ; copy the model's files to all machines",
+    "options": "give all machines the same options",
+    "cpu_path": "kernels of other widths; set PENSTOCK_CPU to a value that all machines have",
+}

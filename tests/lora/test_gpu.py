@@ -1,0 +1,85 @@
+"""Adapters with the GPU's runner and its kernels, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
+pytest.importorskip("triton")
+
+from penstock import LLM, LoRARequest, SamplingParams  # noqa: E402
+from penstock.api import assemble  # noqa: E402
+from penstock.errors import InvalidRequest  # noqa: E402
+from penstock.passes.adapt import StackTable  # noqa: E402
+from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
+from tests.llm.tiny import runner  # noqa: E402
+from tests.lora.conftest import Lab  # noqa: E402
+from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
+from tests.runner.test_cuda_exact import Memory, on_device  # noqa: E402, F401  a fixture
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
+SEQUENCES, TOKENS = 3, 24
+PROMPTS = [[5, 9, 11], [(j * j) % 60 + 3 for j in range(21)], [40], [7, 7]]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=1, detokenize=False)
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "kv_cache_dtype": "float32",
+    "enable_lora": True,
+    "max_loras": 2,
+    "max_cpu_loras": 3,
+    "max_lora_rank": 24,
+    "max_model_len": 128,
+    "max_num_seqs": SEQUENCES,
+    "max_num_batched_tokens": TOKENS,
+    "speculative_config": "off",
+    "skip_tokenizer_init": True,
+    "progress": False,
+}
+
+
+def like_a_gpu(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    def make_table(spec: Any, settings: Any, device: torch.device) -> StackTable:
+        return StackTable(spec, settings.max_loras, settings.max_lora_rank, torch.float32, device)
+
+    monkeypatch.setattr(assemble, "make_table", make_table)
+    llm = LLM(lab.base, **OPTIONS)
+    theirs = runner(llm.service)
+    theirs.model.ops.exact = True
+    memory = Memory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
+    made = CudaRunner(theirs.model, memory, None, SEQUENCES, TOKENS, True, True)  # type: ignore[arg-type]
+    made.loras = theirs.loras
+    made.warm()
+    engine: Any = llm.service.engine
+    engine.executor, engine.overlap = made, 1
+    engine.scheduler.roster.loras.sums = False
+    return llm
+
+
+def ask(llm: LLM, loras: list[LoRARequest | None]) -> list[Any]:
+    outputs = llm.generate(PROMPTS, PARAMS, lora_request=loras, use_tqdm=False)
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+def test_answers_are_those_of_a_cpu(lab: Lab, on_device: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """More adapters than slots, and none, in one batch: each as it is alone, bit for bit."""
+    loras = [lab.lora(0), None, lab.lora(1, 0.5), lab.lora(3)]
+    with like_a_gpu(lab, monkeypatch) as llm:
+        found = ask(llm, loras)
+        llm.reset_prefix_cache()
+        alone = [llm.generate([p], PARAMS, lora_request=[one], use_tqdm=False)[0] for p, one in zip(PROMPTS, loras)]
+        assert [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in alone] == found
+        with pytest.raises(InvalidRequest, match="2 adapters in one request are summed on a CPU only"):
+            llm.generate([[5]], PARAMS, lora_request=[[lab.lora(0), lab.lora(1)]], use_tqdm=False)
+    monkeypatch.undo()
+    with LLM(lab.base, **OPTIONS) as llm:
+        expected, plain = ask(llm, loras), ask(llm, [None] * 4)
+    for (tokens, logprobs), (wanted, theirs) in zip(found, expected):
+        assert tokens == wanted
+        for mine, other in zip(logprobs, theirs):
+            assert all(mine[token].logprob == pytest.approx(other[token].logprob, abs=1e-4) for token in other)
+    assert sum(tokens != without for (tokens, _), (without, _) in zip(found, plain)) >= 2

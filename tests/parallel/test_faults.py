@@ -1,0 +1,102 @@
+"""Ranks that die or hang: a server's streams go on token for token, and nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import SamplingParams
+from penstock.errors import RankLost
+from tests.parallel.processes import ranks_of, wait_gone
+from tests.same_tokens.roads import tiny_llm, tiny_model
+from tests.server.running import RunningServer
+from tests.server.streams import Said, chats, run_all
+
+NUM = 6
+OPTIONS = ("--load-format", "dummy", "--max-model-len", "512", "--threads", "1")
+
+
+def results(said: list[Said]) -> list[tuple[str, str | None, list[int]]]:
+    return [(one.text, one.finish_reason, one.token_ids) for one in said]
+
+
+@pytest.fixture(scope="module")
+def staged(talker: str) -> Iterator[RunningServer]:
+    with RunningServer(talker, *OPTIONS, "--pipeline-parallel-size", "2") as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_rank_that_shares_layers(talker: str, number: int) -> None:
+    """The engine waits for it in a collective."""
+    with RunningServer(talker, *OPTIONS, "-tp", "2") as server:
+        lose_rank(server, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_rank_loses_no_token(staged: RunningServer, number: int) -> None:
+    """A stopped rank sends no pulse, and the engine that waits for it ends."""
+    lose_rank(staged, number)
+
+
+def lose_rank(staged: RunningServer, number: int) -> None:
+    undisturbed = asyncio.run(run_all(staged.url, chats(NUM)))
+    assert all(len(one.token_ids) == 48 and one.error is None for one in undisturbed)
+    (rank,) = ranks_of(staged.engine_pid())
+
+    async def end(counts: list[int]) -> None:
+        while sum(count > 2 for count in counts) < NUM // 2:
+            await asyncio.sleep(0.001)
+        os.kill(rank, number)
+
+    said = asyncio.run(run_all(staged.url, chats(NUM), end))
+    assert results(said) == results(undisturbed)
+    assert any(f"rank 1 (process {rank}" in line and "is lost" in line for line in staged.log)
+    assert wait_gone([rank])
+    staged.wait_ready()
+    assert len(ranks_of(staged.engine_pid())) == 1
+
+
+def test_killed_engine_leaves_no_rank(staged: RunningServer) -> None:
+    """Even one that is stopped, and so can do nothing about it."""
+    engine = staged.engine_pid()
+    (rank,) = ranks_of(engine)
+    os.kill(rank, signal.SIGSTOP)
+    os.kill(engine, signal.SIGKILL)
+    assert wait_gone([rank])
+    staged.wait_ready()
+
+
+def test_lost_rank_ends_a_script_clearly(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = tiny_model(tmp_path_factory.mktemp("lost"), "LlamaForCausalLM")
+    with tiny_llm(model, pipeline_parallel_size=2) as llm:
+        executor: Any = llm.service.engine.executor
+        rank = executor.crew.hellos[1].pid
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(RankLost, match=rf"rank 1 \(process {rank} on .*\) is lost"):
+            for _ in range(100):
+                llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4), use_tqdm=False)
+    assert wait_gone([rank])
+
+
+def test_killed_script_leaves_no_rank(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = tiny_model(tmp_path_factory.mktemp("killed"), "LlamaForCausalLM")
+    code = (
+        "import time\nfrom penstock import LLM\n"
+        f"llm = LLM({model!r}, load_format='dummy', skip_tokenizer_init=True, progress=False, "
+        "kv_cache_tokens=512, pipeline_parallel_size=2)\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None and script.stdout.readline() == "ready\n"
+        ranks = ranks_of(script.pid)
+        script.kill()
+    assert len(ranks) == 1
+    assert wait_gone(ranks)
