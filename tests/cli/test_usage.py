@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import main
+from penstock.cli import COMMANDS, main
 from penstock.commands.flags.options import MACHINES, SERVING
 from penstock.config import EngineConfig
 from penstock.ops import cpu
@@ -95,6 +95,15 @@ def test_help_is_short_and_help_all_explains(
     assert main([command, "--help-all"]) == 0
     whole = capsys.readouterr().out
     assert "tokens per KV cache block" in whole and "--swap-space" not in whole, "vLLM's own flags stay hidden"
+
+
+def test_what_help_all_explains_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that names flags alone in its help has the flag that explains them."""
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        if "(--help-all explains)" in capsys.readouterr().out:
+            assert main([command, "--help-all"]) == 0, command
+            assert "(--help-all explains)" not in capsys.readouterr().out, command
 
 
 def test_completion(capsys: pytest.CaptureFixture[str], home: Path) -> None:
