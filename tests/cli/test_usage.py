@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import main
+from penstock.cli import COMMANDS, main
 from penstock.commands.flags.options import MACHINES, SERVING
 from penstock.config import EngineConfig
 from penstock.ops import cpu
@@ -86,7 +86,7 @@ def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.Captur
 def test_help_is_short_and_help_all_explains(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for width, most in ((80, 64), (120, 54)):
+    for width, most in ((80, 70), (120, 58)):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main([command, "--help"]) == 0
         short = capsys.readouterr().out
@@ -95,6 +95,15 @@ def test_help_is_short_and_help_all_explains(
     assert main([command, "--help-all"]) == 0
     whole = capsys.readouterr().out
     assert "tokens per KV cache block" in whole and "--swap-space" not in whole, "vLLM's own flags stay hidden"
+
+
+def test_what_help_all_explains_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that names flags alone in its help has the flag that explains them."""
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        if "(--help-all explains)" in capsys.readouterr().out:
+            assert main([command, "--help-all"]) == 0, command
+            assert "(--help-all explains)" not in capsys.readouterr().out, command
 
 
 def test_completion(capsys: pytest.CaptureFixture[str], home: Path) -> None:

@@ -57,7 +57,7 @@ def config_options(config: Any, name: str, *left_out: str, hidden: bool = False)
         return options
 
     flags = [flag for flag in _flags(config, hidden) if flag.name not in left_out]
-    return add_flags([*flags, HELP_ALL] if config is EngineConfig else flags, name, read)
+    return add_flags([*flags, HELP_ALL] if name == "options" else flags, name, read)  # once in a command
 
 
 def add_flags(
