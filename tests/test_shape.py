@@ -159,7 +159,9 @@ ADDED_FLAGS: dict[str, str] = {
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"
-        for command in "bench latency,bench speculation,bench throughput,chat,perplexity,run,run-batch,serve".split(",")
+        for command in "bench latency,bench speculation,bench throughput,chat,perplexity,route,run,run-batch,serve".split(
+            ","
+        )
     },
     **{
         f"serve --{flag}": "adapters, their number and their rank are limits of memory, and vLLM's flags"

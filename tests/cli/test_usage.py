@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import COMMANDS, main
-from penstock.commands.flags.options import MACHINES, SERVING
+from penstock.cli import main
+from penstock.commands.flags.groups import MACHINES
+from penstock.commands.flags.options import SERVING
 from penstock.config import EngineConfig
 from penstock.ops import cpu
 

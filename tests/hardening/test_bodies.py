@@ -71,6 +71,8 @@ def keys(kind: type[BaseModel]) -> list[str]:
 
 def valid(kind: type[BaseModel], model: str = "none") -> dict[str, Any]:
     body = {name: value for name, value in {**VALID, "model": model}.items() if name in keys(kind)}
+    if "session" in body and not kind.model_fields["session"].is_required():
+        del body["session"]
     if len(body.keys() & {"messages", "prompt", "input"}) > 1:  # of /tokenize and /v1/responses
         del body["prompt"]
     return body

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hardening.pem import write_pem
 from tests.parallel.processes import ranks_of, wait_gone
 from tests.parallel.test_faults import results
 from tests.server.running import RunningServer, free_port
@@ -33,10 +34,15 @@ def machine(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-def test_streams_go_on_when_either_side_dies(talker: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_streams_go_on_when_either_side_dies(has_tls: bool, talker: str, tmp_path: Path) -> None:
     secret, port = tmp_path / "secret", str(free_port())
     secret.write_text("0123456789abcdef0123456789abcdef")
-    both = (talker, *OPTIONS, "--master-port", port, "--distributed-secret-file", str(secret))
+    both = [talker, *OPTIONS, "--master-port", port, "--distributed-secret-file", str(secret)]
+    if has_tls:
+        certificate, key = map(str, write_pem(tmp_path))
+        both += ["--distributed-tls-certfile", certificate, "--distributed-tls-keyfile", key]
+        both += ["--distributed-tls-ca", certificate]
     with machine(*both, "--node-rank", "1") as other, RunningServer(*both) as server:
         undisturbed = asyncio.run(run_all(server.url, chats(4)))
         assert all(one.error is None and len(one.token_ids) == 48 for one in undisturbed)

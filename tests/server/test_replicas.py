@@ -50,7 +50,8 @@ def test_killed_replica_loses_no_token(server: RunningServer, replicas: RunningS
         assert httpx.get(f"{replicas.url}/health/ready").status_code == 200
         time.sleep(0.1)
     shown = list_replicas(replicas)
-    assert [one["restarts"] for one in shown] == [1, 0] and all(one["output_tokens"] for one in shown)
+    assert [one["restarts"] for one in shown] == [1, 0]
+    assert shown[1]["output_tokens"]  # the other's may have died with it: they are told every second
 
 
 def test_metrics_explain_and_health_name_replicas(replicas: RunningServer) -> None:

@@ -37,6 +37,10 @@ class WrongSecret(InvalidConfig):
     """The two sides do not know the same secret."""
 
 
+class RefusedCertificate(InvalidConfig):
+    """One side does not take the other's certificate, or has none."""
+
+
 @dataclass(frozen=True)
 class Credentials:
     """The secret that all ranks know and, for TLS, paths of a certificate, its key and the CA of all certificates."""
@@ -46,22 +50,22 @@ class Credentials:
     key: str = ""
     ca: str = ""
 
-    def wrap(self, plain: socket.socket, is_server: bool) -> socket.socket:
-        """Encrypt a connection, if there is a certificate; both sides show theirs."""
+    def make_context(self, is_server: bool) -> ssl.SSLContext | None:
+        """Make the context of encrypted connections, if there is a certificate; both sides show theirs."""
         if not self.certificate:
-            return plain
+            return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False  # ranks are known by address; the CA is of this cluster alone
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(self.ca)
             context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             raise InvalidConfig(
                 f"distributed_tls: {quote(self.certificate)}, {quote(self.key)} or {quote(self.ca)} cannot be used "
                 f"({error}): give PEM files of a certificate, its key and its CA"
             ) from None
-        return context.wrap_socket(plain, server_side=is_server)
+        return context
 
     def sign(self, role: bytes, *nonces: bytes) -> bytes:
         return hmac.digest(self.secret, role + b"".join(nonces), "sha256")
@@ -69,20 +73,31 @@ class Credentials:
 
 def connect(address: tuple[str, int], credentials: Credentials, wait_s: float = GREETING_S) -> RankLink:
     """Connect to a listener, which may be up to `wait_s` late, and prove the secret to each other."""
+    context = credentials.make_context(is_server=False)
     deadline = time.monotonic() + wait_s
     while True:
         try:
             with contextlib.ExitStack() as stack:
-                made = stack.enter_context(credentials.wrap(socket.create_connection(address, GREETING_S), False))
+                made = stack.enter_context(socket.create_connection(address, GREETING_S))
+                if context is not None:
+                    made = stack.enter_context(context.wrap_socket(made))
                 _greet(made, address, credentials)
                 stack.pop_all()
                 return RankLink(made)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            failure: Exception = error  # it was ended, perhaps as the other side was
+        except ssl.SSLError as error:
+            raise RefusedCertificate(
+                f"no TLS with {address[0]}:{address[1]} ({error.reason or error}): give all machines "
+                "certificates of the same --distributed-tls-ca, or none"
+            ) from None
         except (OSError, EOFError) as error:
-            if time.monotonic() > deadline:
-                raise LinkClosed(
-                    f"no rank 0 at {address[0]}:{address[1]} in {wait_s:g} s ({error}): check that it was started, "
-                    "--master-addr, --master-port, and that all machines use TLS or none"
-                ) from None
+            failure = error
+        if time.monotonic() > deadline:
+            raise LinkClosed(
+                f"no rank 0 at {address[0]}:{address[1]} in {wait_s:g} s ({failure}): check that it was started, "
+                "--master-addr, --master-port, and that all machines use TLS or none"
+            )
         time.sleep(RETRY_S)
 
 
@@ -107,7 +122,7 @@ class Listener:
     """Accepts connections of those who know the secret."""
 
     def __init__(self, host: str, port: int, credentials: Credentials) -> None:
-        self._credentials = credentials
+        self._credentials, self._context = credentials, credentials.make_context(is_server=True)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -131,9 +146,10 @@ class Listener:
             return None
         plain, peer = self._socket.accept()
         plain.settimeout(GREETING_S)
-        made: socket.socket | None = None
+        made = plain
         try:
-            made = self._credentials.wrap(plain, is_server=True)
+            if self._context is not None:
+                made = self._context.wrap_socket(plain, server_side=True)
             nonce = secrets.token_bytes(NONCE_BYTES)
             made.sendall(GREETING + nonce)
             proof = _read(made, NONCE_BYTES + MAC_BYTES)
@@ -143,9 +159,11 @@ class Listener:
                 return RankLink(made)
             made.sendall(REFUSED)
             _log.warning("refused a rank from %s, which has another secret", peer[0])
+        except ssl.SSLError as error:
+            _log.warning("refused a connection from %s without TLS as here: %s", peer[0], error.reason or error)
         except (OSError, EOFError) as error:
             _log.warning("refused a connection from %s, which did not answer as a rank: %s", peer[0], error)
-        (made or plain).close()
+        made.close()
         return None
 
     def close(self) -> None:
@@ -231,7 +249,7 @@ class RankLink:
     def end(self) -> None:
         """End the connection: who reads or writes it gets LinkClosed."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # that of TLS goes on without encryption
 
     def close(self) -> None:
         self.end()
