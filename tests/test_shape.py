@@ -159,8 +159,9 @@ ADDED_FLAGS: dict[str, str] = {
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"
-        for command in "bench latency,bench speculation,bench throughput,chat,perplexity,route,run,run-batch,serve".split(
-            ","
+        for command in (
+            *("bench latency", "bench speculation", "bench throughput", "chat", "perplexity"),
+            *("route", "run", "run-batch", "serve"),
         )
     },
     **{

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import main
+from penstock.cli import COMMANDS, main
 from penstock.commands.flags.groups import MACHINES
 from penstock.commands.flags.options import SERVING
 from penstock.config import EngineConfig

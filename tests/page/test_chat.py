@@ -165,6 +165,7 @@ def test_two_tabs_lose_nothing_of_each_other(chat: ChatPage) -> None:
     chat.wait("document.querySelector('.turn span')?.textContent === '1 / 2'")
     chat.page.reload()
     chat.page.locator(".conversation-name").click()
+    chat.page.wait_for_selector(".message.assistant")
     assert chat.page.locator(".said").all_inner_texts() == ["First", "Third"]
     chat.press("Branch after")
     assert chat.page.locator(".said").all_inner_texts() == ["First", "Second"] and chat.text == "Two."

@@ -92,7 +92,7 @@ def colours_of(selector: str) -> str:
 def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/live", **ROOT)
     tab.wait("document.querySelector('.badge.is-good')")
-    with load(served, 7) as answers:
+    with load(served, 7, max_tokens=3900) as answers:
         tab.wait(f"{ROWS}.length === 7")
         tab.wait("document.querySelectorAll('.state-decode').length === 3")
         tab.wait("document.querySelectorAll('.queue-row').length === 2")
@@ -217,4 +217,5 @@ def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> Non
     assert "Trying again." in tab.text(".live-trouble")
     tab.run("location.hash = '#/requests'")  # a view that was never opened is there all the same
     tab.wait("document.querySelector('input[type=search]')")
+    tab.page.goto("about:blank")  # else it goes on asking, and the browser complains of each refusal
     tab.complaints.clear()
