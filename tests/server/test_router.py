@@ -119,6 +119,7 @@ def test_responses_files_and_batches_find_their_server(fleet: Fleet) -> None:
         assert len(client.get("/v1/files").json()["data"]) >= 8
 
 
+@pytest.mark.slow  # where streams end before the kill nothing is left to continue
 def test_streams_survive_a_killed_server_and_a_rolling_restart(tiny_model: Path, tmp_path: Path) -> None:
     asks = chats(6, max_tokens=250)
     with serve(tiny_model, tmp_path) as alone:
