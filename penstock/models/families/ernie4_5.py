@@ -71,5 +71,5 @@ def ernie4_5_moe(c: Config) -> ModelSpec:
     first = c.count("moe_layer_start_index", default=1, least=0, most=MAX_LAYERS)
     last = c.count("moe_layer_end_index", default=-1, least=-1, most=MAX_LAYERS) % (MAX_LAYERS + 1)
     feed = gated_mlp(c, activation(c, default="silu"))
-    ffns = [mixture if (i + 1) % step == 0 and first <= i <= last else feed for i in range(count)]
+    ffns: list[Ffn] = [mixture if (i + 1) % step == 0 and first <= i <= last else feed for i in range(count)]
     return build_ernie(c, ffns, head_size(c), LLAMA | EXPERTS | ERNIE_MOE)

@@ -11,10 +11,8 @@ from penstock.models.layer import Attention
 from penstock.models.names import LLAMA, MERGED, Names
 from penstock.models.spec import AnyBlock, Block, ModelSpec, OutputNormBlock, family
 
-LIKE = [
-    TINY | dict(head_dim=16, pad_token_id=0),
-    TINY | dict(head_dim=24, pad_token_id=0, attention_bias=False, partial_rotary_factor=1.0, tie_word_embeddings=True),
-]
+SMALL = TINY | dict(head_dim=16, pad_token_id=0)
+UNBIASED = dict(head_dim=24, attention_bias=False, partial_rotary_factor=1.0, tie_word_embeddings=True)
 EPS = 1.5625e-7
 
 
@@ -29,13 +27,13 @@ def build_glm(c: Config, block: AnyBlock, names: Names) -> ModelSpec:
     return model(c, layers=layers, norm=rms_norm(c, eps=EPS), names=LLAMA | MERGED | names, tied=False)
 
 
-@family("GlmForCausalLM", like=LIKE)
+@family("GlmForCausalLM", like=[SMALL, SMALL | UNBIASED])
 def glm(c: Config) -> ModelSpec:
     norm, feed = rms_norm(c, eps=EPS), gated_mlp(c, activation(c, default="silu"))
     return build_glm(c, Block(glm_attention(c), feed, mixer_norm=norm, ffn_norm=norm), Names())
 
 
-@family("Glm4ForCausalLM", like=LIKE)
+@family("Glm4ForCausalLM", like=[SMALL, SMALL | UNBIASED])
 def glm4(c: Config) -> ModelSpec:
     norm, feed = rms_norm(c, eps=EPS), gated_mlp(c, activation(c, default="silu"))
     block = OutputNormBlock(glm_attention(c), feed, norm, norm, norm, norm)
