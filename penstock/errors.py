@@ -40,7 +40,11 @@ class InvalidRequest(PenstockError, ValueError):
 
 
 class PromptTooLong(InvalidRequest):
-    """More tokens than the context length."""
+    """More tokens than the context length: `num_tokens`, or at least as many, where `limit` fit."""
+
+    def __init__(self, message: str, num_tokens: int, limit: int) -> None:
+        super().__init__(message)
+        self.num_tokens, self.limit = num_tokens, limit
 
 
 class InvalidConfig(PenstockError, ValueError):

@@ -51,11 +51,12 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag=True):
-    """Encode a text; refuse one of more than `max_tokens`."""
+    """Encode a text; refuse one of more than `max_tokens`. `parse_special`: control tokens in it act as such."""
 
     text: str
     add_special_tokens: bool = True
     max_tokens: int | None = None
+    parse_special: bool = True
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):

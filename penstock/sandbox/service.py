@@ -59,9 +59,11 @@ class TextService:
         self._facts: OrderedDict[StructuredOutputsParams, GrammarFacts] = OrderedDict()
         self._facts_chars = 0
 
-    async def encode(self, text: str, add_special_tokens: bool, max_tokens: int | None, tenant: str = "") -> list[int]:
-        reply = unpack_reply(await self._run(EncodeText(text, add_special_tokens, max_tokens), tenant), Ids)
-        return ids_of(reply.ids)
+    async def encode(
+        self, text: str, add_special_tokens: bool, max_tokens: int | None, tenant: str = "", parse_special: bool = True
+    ) -> list[int]:
+        job = EncodeText(text, add_special_tokens, max_tokens, parse_special)
+        return ids_of(unpack_reply(await self._run(job, tenant), Ids).ids)
 
     async def encode_chat(
         self,

@@ -30,6 +30,7 @@ from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
 from penstock.server.http.keys import AuthMiddleware, KeyRing, make_router_access
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
+from penstock.server.llama import routes as llama
 from penstock.server.loras import routes as loras
 from penstock.server.observe import routes as observe
 from penstock.server.ollama import routes as ollama
@@ -37,7 +38,6 @@ from penstock.server.openai.chat import chat_completions
 from penstock.server.openai.chat_body import ChatBody
 from penstock.server.openai.completions import CompletionBody, completions
 from penstock.server.openai.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
-from penstock.server.openai.infill import InfillBody, infill
 from penstock.server.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from penstock.server.page import routes as page
 from penstock.server.responses.background import Background, ResponseStore
@@ -50,6 +50,7 @@ from penstock.server.responses.routes import (
     response,
     responses,
 )
+from penstock.server.sglang import routes as sglang
 from penstock.server.state import Server
 from penstock.server.tgi import routes as tgi
 
@@ -77,6 +78,8 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/batches/{id}", batch, "OpenAI"),
     ("/", page.root, "about"),
     *loras.READS,
+    *llama.READS,
+    *sglang.READS,
     *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset), *page.PAGES]
@@ -92,7 +95,6 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/batches/{id}/cancel", cancel_batch, None, "OpenAI"),
     ("/v1/messages", messages, MessagesBody, "Anthropic"),
     ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
-    ("/infill", infill, InfillBody, "llama-server"),
     ("/tokenize", tokenize, TokenizeBody, "tokens"),
     ("/detokenize", detokenize, DetokenizeBody, "tokens"),
     ("/score", score, ScoreBody, "embeddings"),
@@ -105,6 +107,8 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
     *loras.WRITES,
+    *llama.WRITES,
+    *sglang.WRITES,
     *ollama.WRITES,
     *tgi.WRITES,
 ]

@@ -65,6 +65,7 @@ class Times:
         run = min(max(run, self.begun_s), first)
         prompt_ms, predicted_ms = 1e3 * (first - run), 1e3 * (end - first)
         computed, produced = usage.num_prompt - usage.num_cached, usage.num_output
+        num_steps = max(0, produced - 1)  # the first token comes with the prompt
         return {
             "queue_ms": 1e3 * (run - self.begun_s),
             "cache_n": usage.num_cached,
@@ -74,8 +75,8 @@ class Times:
             "prompt_per_second": 1e3 * computed / max(prompt_ms, 1e-3),
             "predicted_n": produced,
             "predicted_ms": predicted_ms,
-            "predicted_per_token_ms": predicted_ms / max(1, produced),
-            "predicted_per_second": 1e3 * produced / max(predicted_ms, 1e-3),
+            "predicted_per_token_ms": predicted_ms / num_steps if num_steps else 0.0,
+            "predicted_per_second": 1e3 * num_steps / max(predicted_ms, 1e-3),
             **self._count_drafts(),
         }
 
@@ -183,6 +184,14 @@ class Generation:
             if item.finish_reason is not None:
                 self._metrics.count_end(self.model.name, item.finish_reason)
                 self.times.end_s = now_s
+
+    def find_matched_stop(
+        self, number: int, reason: str | None, stop: int | str | None, ids: Sequence[int]
+    ) -> int | str | None:
+        """Return what ended an answer to prompt `number`: a stop string, a stop token, or the end token itself."""
+        if reason in (None, "length") or stop is not None:
+            return stop
+        return ids[-1] if ids and ids[-1] in self.flights[number].request.eos_token_ids else None
 
     def write_to(self, body: OpenBody, encode: Encode) -> None:
         """Write deltas to `body` as they come, while who reads `stream` waits for the next; `stream` yields the rest.

@@ -141,7 +141,9 @@ class Intake(PromptEncoder):
         if sampling.truncate_prompt_tokens is not None:
             tokens = tokens[-sampling.truncate_prompt_tokens :]
         if len(tokens) > self.max_model_len:
-            raise PromptTooLong(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
+            raise PromptTooLong(
+                f"the prompt has {len(tokens)} tokens; {self._too_long()}", len(tokens), self.max_model_len
+            )
         return tokens
 
     def max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
@@ -150,7 +152,9 @@ class Intake(PromptEncoder):
         if room < 1:
             raise PromptTooLong(
                 f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
-                f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens"
+                f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens",
+                num_prompt,
+                self.longest,
             )
         if self.max_output_tokens is not None:
             room = min(room, self.max_output_tokens)
@@ -170,7 +174,9 @@ class Intake(PromptEncoder):
             raise PromptTooLong(
                 f"a prompt of {num_prompt} tokens and max_tokens={params.max_tokens} exceed the "
                 f"longest sequence of {self.max_model_len}: set max_tokens to at most "
-                f"{self.max_model_len - num_prompt} or raise max_model_len"
+                f"{self.max_model_len - num_prompt} or raise max_model_len",
+                num_prompt,
+                self.max_model_len,
             )
 
     def _check_min_tokens(self, min_tokens: int) -> None:

@@ -120,6 +120,12 @@ class LocalProgram:
             raise
         return [*affixes[0], *ids, *affixes[1]] if add_special_tokens and affixes is not None else ids
 
+    def encode_plain(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        """Like `encode_upto`, but control tokens spelled in the text are text."""
+        begin = self._begin() if add_special_tokens else ()
+        with self._control.plain():
+            return [*begin, *self.encode_upto(text, False, max_tokens)]
+
     def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
         if max_tokens is not None:
             self._probe(text, max_tokens)

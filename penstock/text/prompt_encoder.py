@@ -102,7 +102,9 @@ class PromptEncoder:
         return PromptTooLong(
             f"the text has at least {at_least} tokens; the limit is {self.limit(cut)}: send it in parts"
             if cut
-            else f"the prompt has at least {at_least} tokens; {self._too_long()}"
+            else f"the prompt has at least {at_least} tokens; {self._too_long()}",
+            at_least,
+            self.limit(cut),
         )
 
     def wrap_tokens(self, tokens: list[int], text: str) -> Encoded:
@@ -157,7 +159,9 @@ class PromptEncoder:
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
         if not cut and len(tokens) > self.max_model_len:
-            raise PromptTooLong(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
+            raise PromptTooLong(
+                f"the prompt has {len(tokens)} tokens; {self._too_long()}", len(tokens), self.max_model_len
+            )
         self.check_ids("prompt", tokens)
         return list(tokens)
 

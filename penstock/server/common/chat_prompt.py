@@ -196,7 +196,7 @@ class ChatPrompt:
             params,
             parser,
             tool_calling is not None and tool_calling.is_named,
-            kind if is_free or block is not None else None,
+            kind if body.splits_reasoning and (is_free or block is not None) else None,
             1 if body.parallel_tool_calls is False else None,
             is_exact=not is_free,
             is_open=is_free and constraint is not None,

@@ -63,6 +63,7 @@ MAX_BIASES = 10_000
 MAX_SAMPLERS = 32  # also the length of a name
 MAX_MESSAGES = 10_000
 MAX_SESSION_CHARS = 128
+MAX_NAME_CHARS = 512  # of a model or an adapter
 MAX_TOOLS = 128
 MAX_INT32 = 2**31 - 1
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
@@ -211,8 +212,13 @@ class SamplingBody(RequestBody):
     return_token_ids: bool = False
     request_id: str | None = Field(None, max_length=128)
     timeout: float | None = Field(None, gt=0, le=1e6)
+    # SGLang's
+    rid: str | None = Field(None, max_length=128)
+    no_stop_trim: bool | None = None
+    lora_path: str | None = Field(None, max_length=MAX_NAME_CHARS)  # an adapter's name
     # llama-server's
     n_predict: Length | None = None
+    n_cmpl: int | None = Field(None, ge=1, le=MAX_CHOICES)
     n_probs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     repeat_penalty: float | None = Field(None, gt=0, le=100)
     repeat_last_n: int | None = Field(None, ge=-1, le=MAX_INT32)
@@ -237,6 +243,7 @@ class SamplingBody(RequestBody):
         | None
     ) = None
     lora: Loras | None = None
+    timings_per_token: bool = False
     # Penstock's
     speculation: Speculation = None
     include_applied: bool = False  # the ledger with the answer
@@ -265,6 +272,7 @@ class SamplingBody(RequestBody):
 
     @model_validator(mode="after")
     def _merge_synonyms(self) -> SamplingBody:
+        self.model = self.lora_path or self.model
         for own, name in SYNONYMS.items():
             value = getattr(self, own)
             if value is None or name not in type(self).model_fields:
@@ -281,7 +289,13 @@ class SamplingBody(RequestBody):
         return None if ids is None else list(dict.fromkeys(ids))
 
 
-SYNONYMS = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+SYNONYMS = {
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "n_cmpl": "n",
+    "rid": "request_id",
+    "no_stop_trim": "include_stop_str_in_output",
+}
 SAMPLING_FIELDS = (
     "n",
     "temperature",

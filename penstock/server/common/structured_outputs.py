@@ -69,6 +69,9 @@ class StructuredOutputsBody(RequestBody):
     # llama-server's
     grammar: Source | None = None
     json_schema: Source | dict[str, Any] | None = None
+    # SGLang's
+    regex: Source | None = None
+    ebnf: Source | None = None
 
 
 def read_constraint(body: StructuredOutputsBody) -> StructuredOutputsParams | None:
@@ -85,6 +88,8 @@ def read_constraint(body: StructuredOutputsBody) -> StructuredOutputsParams | No
     asked |= {
         "grammar": _make_params(grammar=body.grammar) if body.grammar else None,
         "json_schema": None if body.json_schema is None else _make_params(json=body.json_schema),
+        "regex": None if body.regex is None else _make_params(regex=body.regex),
+        "ebnf": None if body.ebnf is None else _make_params(grammar=body.ebnf),
     }
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) > 1:

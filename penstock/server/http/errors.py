@@ -61,11 +61,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, int] | None = None,
     ) -> None:
+        """`details` are fields of llama-server's errors."""
         message = _cut(message, MAX_MESSAGE_CHARS)
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.details = dict(headers or {}), dict(details or {})
+        self.api_path: str | None = None  # of the API whose format it has, if not the request's
 
     @property
     def type(self) -> str:
@@ -76,7 +79,7 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """Make a response in the format of the API at `path`."""
-        status, body = _find_formatter(path)(self)
+        status, body = _find_formatter(self.api_path or path)(self)
         return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
 
@@ -97,10 +100,24 @@ def format_tgi(error: ApiError) -> tuple[int, dict[str, Any]]:
     return status, {"error": error.message, "error_type": kind}
 
 
+def format_llama(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """Format an error as llama-server does, with its names of the kinds."""
+    kind = LLAMA_TYPES.get(error.code or "") or ("unavailable_error" if error.status == 503 else error.type)
+    more: dict[str, Any] = {**error.details, **({"param": error.param} if error.param else {})}
+    return error.status, {"error": {"code": error.status, "message": error.message, "type": kind, **more}}
+
+
+LLAMA_TYPES = {"context_length_exceeded": "exceed_context_size_error"}  # by our code
 TGI_TYPES = {400: (422, "validation"), 408: (424, "generation"), 429: (429, "overloaded"), 503: (429, "overloaded")}
 
 # by path prefix; "/" is that path alone
-FORMATTERS: dict[str, Formatter] = {"/api/": format_ollama, "/generate": format_tgi, "/": format_tgi}
+LLAMA_PATHS = ("/completion", "/chat/completions", "/infill", "/props", "/apply-template", "/embedding")
+FORMATTERS: dict[str, Formatter] = {
+    "/api/": format_ollama,
+    "/generate": format_tgi,
+    "/": format_tgi,
+    **dict.fromkeys(LLAMA_PATHS, format_llama),
+}
 
 
 def _find_formatter(path: str) -> Formatter:
@@ -128,7 +145,13 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, DeadlinePassed):
         return ApiError(408, str(error), code="timeout")
     if isinstance(error, PromptTooLong):
-        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        return ApiError(
+            400,
+            str(error),
+            param="messages",
+            code="context_length_exceeded",
+            details={"n_prompt_tokens": error.num_tokens, "n_ctx": error.limit},
+        )
     if isinstance(error, InvalidRequest):
         return ApiError(400, str(error))
     if isinstance(error, (EngineFailed, InvalidModel)):

@@ -61,7 +61,7 @@ prefix presence_context_penalty prompt_mode random_seed reasoning_split safe_pro
 search_parameters stop_strings thinking_budget tool_stream
 """.split()
 )
-_NO_MEDIA = "models here read text only; leave it out"
+NO_MEDIA = "models here read text only; leave it out"
 _ADAPTER = "give an adapter's name as the model"
 _NO_BEAMS = "beam search is not supported; leave it out"
 _LENGTH = "give max_tokens"
@@ -72,11 +72,10 @@ _MESSAGE = "say it in a message, or in the prompt"
 DECISIVE: Mapping[str, str] = {
     "adapter_id": _ADAPTER,
     "lora": _ADAPTER,
-    "lora_path": _ADAPTER,
     "lora_request": _ADAPTER,
-    "images": _NO_MEDIA,
-    "image_data": _NO_MEDIA,
-    "multimodal_data": _NO_MEDIA,
+    "images": NO_MEDIA,
+    "image_data": NO_MEDIA,
+    "multimodal_data": NO_MEDIA,
     "use_beam_search": _NO_BEAMS,
     "num_beams": _NO_BEAMS,
     "max_new_tokens": _LENGTH,
@@ -86,8 +85,6 @@ DECISIVE: Mapping[str, str] = {
     "stop_sequences": _STOP,
     "stop_strings": _STOP,
     "stop_words": _STOP,
-    "regex": _FORM,
-    "ebnf": _FORM,
     "format": _FORM,
     "json_mode": _FORM,
     "system": _MESSAGE,
@@ -96,6 +93,8 @@ DECISIVE: Mapping[str, str] = {
     "do_sample": "answers are sampled; give temperature=0 for the likeliest tokens",
     "echo": "only /v1/completions echoes prompts; leave it out",
     "enable_thinking": "give chat_template_kwargs={'enable_thinking': …}",
+    "custom_logit_processor": "the server runs no code of requests; give logit_bias, allowed_token_ids or bad_words",
+    "stop_regex": "give stop, or a regex for the whole answer",
     "grammar_lazy": "a grammar applies from the first token; give tools",
     "logit_processors": "the server runs no code of requests; give logit_bias, allowed_token_ids or bad_words",
     "logits_processors": "the server runs no code of requests; give logit_bias, allowed_token_ids or bad_words",

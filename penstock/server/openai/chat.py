@@ -78,9 +78,8 @@ class ChatAnswer:
         count = body.n or 1
         self.builders = [MessageBuilder(chat_prompt) for _ in range(count)]
         self._has_usage_chunks = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
-        self._is_plain = self.builders[0].is_plain and not (
-            body.logprobs or body.return_token_ids or self._has_usage_chunks
-        )
+        self._has_figures = self._has_usage_chunks or body.timings_per_token  # in every chunk
+        self._is_plain = self.builders[0].is_plain and not (body.logprobs or body.return_token_ids or self._has_figures)
         self._templates: dict[int, sse.EventTemplate] = {}  # of chunks with content alone
         self._chunk_head = {
             **self.head,
@@ -154,6 +153,7 @@ class ChatAnswer:
             "logprobs": None,
             "finish_reason": builder.finish_reason,
             "stop_reason": builder.stop_reason,
+            "matched_stop": self._find_matched_stop(builder),
             "token_ids": None,
         }
         if self.body.logprobs:
@@ -166,6 +166,9 @@ class ChatAnswer:
         if self.body.return_token_ids:
             choice["token_ids"] = builder.token_ids
         return choice
+
+    def _find_matched_stop(self, builder: MessageBuilder) -> int | str | None:
+        return self.generation.find_matched_stop(0, builder.finish_reason, builder.stop_reason, builder.token_ids)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
@@ -243,6 +246,7 @@ class ChatAnswer:
         ]
         if item.finish_reason is not None:
             end: dict[str, Any] = {"finish_reason": builder.finish_reason, "stop_reason": builder.stop_reason}
+            end["matched_stop"] = self._find_matched_stop(builder)
             if builder.forced_closing:
                 end["forced_closing"] = True
             chunks.append(self._encode_chunk(head, item.index, {}, **end))
@@ -256,7 +260,7 @@ class ChatAnswer:
         return template.fill(text)
 
     def _encode_chunk(self, head: dict[str, Any], index: int, delta: dict[str, Any], **more: Any) -> bytes:
-        if not more and len(delta) == 1 and "content" in delta and not self._has_usage_chunks:
+        if not more and len(delta) == 1 and "content" in delta and not self._has_figures:
             return self._encode_content(head, index, delta["content"])
         return sse.event(self._make_chunk(head, index, delta, **more))
 
@@ -270,6 +274,7 @@ class ChatAnswer:
             chunk |= self.generation.relaxed
             if all(builder.finish_reason is not None for builder in self.builders):
                 chunk |= self.generation.ledger
-        if choice["finish_reason"] is not None and not (options and options.include_usage):
+        is_end = choice["finish_reason"] is not None and not (options and options.include_usage)
+        if is_end or self.body.timings_per_token and "role" not in delta:
             chunk["timings"] = self.generation.times.format_timings(self.generation.usage)
         return chunk

@@ -217,6 +217,9 @@ class ChatBody(SamplingBody, StructuredOutputsBody):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[str | dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     include_reasoning: bool = True
+    # SGLang's and llama-server's: false and "none" leave reasoning in the content, with its markers
+    separate_reasoning: bool = True
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT32)
     prediction: Prediction | None = None
     # no effect
@@ -235,6 +238,10 @@ class ChatBody(SamplingBody, StructuredOutputsBody):
     function_call: Any = None
     moderation: Any = None
     web_search_options: Any = None
+
+    @property
+    def splits_reasoning(self) -> bool:
+        return self.separate_reasoning and self.reasoning_format != "none"
 
     @model_validator(mode="after")
     def _check_fields(self) -> ChatBody:

@@ -176,6 +176,7 @@ class CompletionAnswer:
             body.logprobs is None
             and body.max_tokens != 0
             and not body.return_token_ids
+            and not body.timings_per_token
             and not (body.stream_options is not None and body.stream_options.continuous_usage_stats)
         )
         self._templates: dict[tuple[int, int], sse.EventTemplate] = {}
@@ -220,6 +221,10 @@ class CompletionAnswer:
             "finish_reason": finish_reason,
             "stop_reason": output.stop_reason,
         }
+        if output.finish_reason is not None:
+            choice["matched_stop"] = self.generation.find_matched_stop(
+                number, output.finish_reason, output.stop_reason, output.token_ids
+            )
         echoed = self._find_prompt_text(number) if body.echo and first else ""
         choice["text"] = echoed + text
         if body.logprobs is not None:
@@ -296,6 +301,8 @@ class CompletionAnswer:
     def _make_chunk(self, number: int, item: StreamDelta, *, first: bool, offset: int = 0) -> dict[str, Any]:
         choice = self._format_choice(number, item, first=first, offset=offset)
         chunk = {**self.head, "choices": [choice], **(self.generation.relaxed if item.finish_reason else {})}
+        if self.body.timings_per_token:
+            chunk["timings"] = self.generation.times.format_timings(self.generation.usage)
         self._num_open -= item.finish_reason is not None
         chunk |= {} if self._num_open else self.generation.ledger
         options = self.body.stream_options

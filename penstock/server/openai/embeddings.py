@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequest
 from penstock.server.common.fields import MAX_INT32, SamplingBody, hide_fields
+from penstock.server.common.prompts import Pieces, PromptList, encode_prompts, list_prompts
 from penstock.server.http.context import (
     cancel_on_disconnect,
     client_of,
@@ -31,7 +33,7 @@ MAX_INPUTS = 2048
 Kind = TypeVar("Kind")
 Several = Annotated[list[Kind], Field(max_length=MAX_INPUTS)]
 
-USED = frozenset({"model", "user", "priority", "timeout", "truncate_prompt_tokens", "request_id"})
+USED = frozenset({"model", "user", "priority", "timeout", "truncate_prompt_tokens", "request_id", "rid"})
 UNUSED = sorted(SamplingBody.model_fields.keys() - USED)
 
 
@@ -42,7 +44,7 @@ class PoolBody(SamplingBody):
 
 
 class EmbeddingBody(PoolBody):
-    input: str | list[int] | Several[str] | Several[list[int]]
+    input: str | list[int] | Several[str] | Several[list[int]] | PromptList
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
     encoding_format: Literal["float", "base64"] = "float"
 
@@ -61,7 +63,7 @@ class RerankBody(PoolBody):
 
 async def embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingBody)
-    inputs = _list_inputs(body.input)
+    inputs = list_prompts(body.input)
     vectors, num_tokens, name = await embed(request, body, inputs)
     if body.dimensions is not None and vectors and body.dimensions > len(vectors[0]):
         raise InvalidRequest(f"dimensions={body.dimensions} is more than the model's {len(vectors[0])}")
@@ -133,7 +135,7 @@ async def rerank(request: Request) -> Response:
     )
 
 
-async def embed(request: Request, body: PoolBody, inputs: list[str | list[int]]) -> tuple[list[list[float]], int, str]:
+async def embed(request: Request, body: PoolBody, inputs: Sequence[Pieces]) -> tuple[list[list[float]], int, str]:
     """Compute the inputs' vectors; return them, the number of tokens and the model's name."""
     unused = next((name for name in UNUSED if name in body.model_fields_set), None)
     if unused is not None:
@@ -142,7 +144,8 @@ async def embed(request: Request, body: PoolBody, inputs: list[str | list[int]])
     model = await server.catalog.open(body.model)
     length = body.truncate_prompt_tokens
     tenant = client_of(request).tenant
-    encoded = await cancel_on_disconnect(request, model.text.encode_all(inputs, cut=length is not None, tenant=tenant))
+    work = encode_prompts(model.text, inputs, cut=length is not None, tenant=tenant)
+    encoded = await cancel_on_disconnect(request, work)
     if length is not None:
         encoded = [await model.text.keep_beginning(one, length, tenant) for one in encoded]
     params = SamplingParams(max_tokens=1)
@@ -150,16 +153,6 @@ async def embed(request: Request, body: PoolBody, inputs: list[str | list[int]])
     await cancel_on_disconnect(request, generation.wait())
     vectors = [list(flight.collector.embedding or ()) for flight in generation.flights]
     return vectors, generation.usage.num_prompt, model.name
-
-
-def _list_inputs(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise InvalidRequest("input is empty: give a text, a list of texts, or token ids")
-    if isinstance(given[0], int):
-        return [given]
-    return list(given)
 
 
 def _shorten(vector: list[float], length: int | None) -> list[float]:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's format."""
+"""POST /tokenize and /detokenize, as in vLLM and SGLang (`prompt`) and in llama-server (`content`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.errors import InvalidRequest
 from penstock.server.common.chat_prompt import prepare_template_input
 from penstock.server.common.fields import MAX_MESSAGES, MAX_TOOLS, RequestBody
 from penstock.server.http.context import cancel_on_disconnect, client_of, json_response, read_body, server_of
+from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import ChatTool, Message
 
 
@@ -22,6 +23,12 @@ class TokenizeBody(RequestBody):
     }
     model: str | None = None
     prompt: str | None = None
+    # llama-server's
+    content: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+    # vLLM's
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
@@ -32,8 +39,8 @@ class TokenizeBody(RequestBody):
 
     @model_validator(mode="after")
     def _check_fields(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+        if sum(one is not None for one in (self.prompt, self.content, self.messages)) != 1:
+            raise ValueError("give one of prompt, content and messages")
         return self
 
 
@@ -48,6 +55,8 @@ async def tokenize(request: Request) -> Response:
     tokenizer, tenant = model.tokenizer, client_of(request).tenant
     if tokenizer is None:
         raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
+    if body.content is not None:
+        return json_response({"tokens": await cancel_on_disconnect(request, _encode_content(body, model, tenant))})
     if body.messages is not None:
         if tokenizer.chat_template is None:
             raise InvalidRequest(f"{model.name} has no chat template: give a prompt")
@@ -78,10 +87,37 @@ async def tokenize(request: Request) -> Response:
     return json_response(answer)
 
 
+async def _encode_content(body: TokenizeBody, model: ServedModel, tenant: str) -> list[Any]:
+    """Encode as llama-server does: token ids, or with their pieces; a piece that is no UTF-8 is a list of bytes."""
+    text, content = model.text, body.content or ""
+    text.intake.check_length(len(content), cut=True)
+    with text.intake.explain_too_long(True):
+        limit = text.intake.limit(True)
+        ids = await text.service.encode(content, body.add_special, limit, tenant, body.parse_special)
+    if not body.with_pieces:
+        return ids
+    assert text.tokenizer is not None
+    spelling = text.tokenizer.spelling
+    if spelling.decoder.kind == "pairs":
+        texts = await text.decode_each(ids)
+        return [{"id": id, "piece": piece} for id, piece in zip(ids, texts)]
+    return [{"id": id, "piece": _show_piece(spelling[id])} for id in ids]
+
+
+def _show_piece(piece: str | bytes) -> str | list[int]:
+    if isinstance(piece, str):
+        return piece
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
 async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody)
     model = await server_of(request).catalog.open(body.model)
     if model.tokenizer is None:
         raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
     model.text.intake.check_ids("tokens", body.tokens)
-    return json_response({"prompt": await model.text.decode(body.tokens)})
+    text = await model.text.decode(body.tokens)
+    return json_response({"prompt": text, "content": text, "text": text})  # vLLM's name, llama-server's, SGLang's

@@ -312,8 +312,9 @@ def finish_reason(reason: str | None, stop: int | str | None) -> str:
     return "stop_sequence" if isinstance(stop, str) else "eos_token"
 
 
-async def generate(request: Request) -> Response:
-    answer = await _start(request, await read_body(request, TgiBody))
+async def answer_whole(request: Request, body: TgiBody) -> Response:
+    """Answer a body of /generate."""
+    answer = await _start(request, body)
     return json_response(await cancel_on_disconnect(request, answer.collect()))
 
 
@@ -351,7 +352,6 @@ async def _start(request: Request, body: TgiBody) -> TgiAnswer:
 
 TAG = "TGI"
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
-    ("/generate", generate, TgiBody, TAG),
     ("/generate_stream", generate_stream, TgiStreamBody, TAG),
     ("/", generate_either, TgiEitherBody, TAG),
 ]
