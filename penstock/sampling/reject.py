@@ -13,32 +13,16 @@ import numpy as np
 
 from penstock.engine.plan import Draft
 from penstock.sampling.draw import Purpose, draw, uniform
-from penstock.sampling.filters import apply_temperature
 from penstock.sampling.logits import Array, UnusableLogits
-from penstock.sampling.rare.chain import apply_chain
+from penstock.sampling.rare.chain import find_shares
 from penstock.sampling.row import RowState
-from penstock.sampling.sampler import Sampled, token_logprobs
-from penstock.sampling.topk import argmax
+from penstock.sampling.sampler import Sampled, report_logprobs
 
 
 def can_reject(row: RowState) -> bool:
     """True if a row's distribution is known before it draws: not with a grammar's budget, nor mirostat's feedback."""
     sampling = row.request.sampling
     return not sampling.greedy and row.guide is None and row.failure is None and row.samplers.mu is None
-
-
-def find_shares(logits: Array, row: RowState) -> Array:
-    """Return the probability of each token [V] after the row's penalties, masks and filters; raises UnusableLogits."""
-    edited = row.edit(logits)
-    top = float(edited[argmax(edited)])
-    ids, weights = None, None
-    if row.has_filters:
-        ids, weights = apply_chain(edited, top, row)
-    else:
-        weights = apply_temperature(edited, top, row.request.sampling.temperature)
-    shares = np.zeros(len(logits))
-    shares[slice(None) if ids is None else ids] = weights / weights.sum(dtype=np.float64)
-    return shares
 
 
 def draw_draft(shares: Array, row: RowState) -> int:
@@ -60,8 +44,7 @@ def verify_by_rejection(
             else:
                 share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
                 is_accepted, token = False, draw(shares, share)
-            num = row.num_logprobs
-            sampled.append(Sampled(token, None if num is None else token_logprobs(logits[place], token, num)))
+            sampled.append(Sampled(token, report_logprobs(logits[place], token, row)))
             if not is_accepted:
                 break
             row.append(token)

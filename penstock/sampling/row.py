@@ -53,6 +53,8 @@ def find_chooser(row: RowState) -> Chooser:
         or not sampling.greedy
         and sampling.typical_p < 1
         or (row.num_logprobs or 0) > MAX_LOGPROBS
+        or row.num_logprobs is not None
+        and sampling.post_sampling_probs
         or len(row.masks.bias[0]) > MAX_BIASED
         or row.has_penalties
         and (row.penalties.window or 0) > MAX_COUNTED // 2

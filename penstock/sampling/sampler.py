@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from penstock.ops import log_softmax
 from penstock.sampling.draw import BLOCK, Purpose, draw, draw_block, find_crossing, uniform
 from penstock.sampling.filters import apply_temperature, compute_weight_sums
 from penstock.sampling.logits import Array, NothingAllowed, UnusableLogits
-from penstock.sampling.rare.chain import filter_and_draw
+from penstock.sampling.rare.chain import filter_and_draw, find_shares
 from penstock.sampling.row import RowState
 from penstock.sampling.topk import argmax, rank, rank_top_k
 from penstock.types import Logprob, TokenLogprobs
@@ -37,6 +38,27 @@ def token_logprobs(logits: Array, token: int, num: int) -> TokenLogprobs:
     for place, other in enumerate(rank_top_k(logits, num).tolist(), start=1):
         report.setdefault(other, Logprob(float(values[other]), place))
     return report
+
+
+def share_logprobs(shares: Array, token: int, num: int) -> TokenLogprobs:
+    """Return the log probability and rank of `token` and of the `num` likeliest that can be drawn, by their shares."""
+    possible = np.flatnonzero(shares)
+    ranked = possible[np.argsort(-shares[possible], kind="stable")][:num]
+    own = float(shares[token])
+    report = {token: Logprob(math.log(own) if own else -math.inf, 1 + int(np.count_nonzero(shares > own)))}
+    for place, other in enumerate(ranked.tolist(), start=1):
+        report.setdefault(other, Logprob(math.log(float(shares[other])), place))
+    return report
+
+
+def report_logprobs(logits: Array, token: int, row: RowState) -> TokenLogprobs | None:
+    """Return the logprobs that a row asks for: the model's own, or of what its samplers leave."""
+    num = row.num_logprobs
+    if num is None:
+        return None
+    if row.request.sampling.post_sampling_probs:
+        return share_logprobs(find_shares(logits, row), token, num)
+    return token_logprobs(logits, token, num)
 
 
 def beam_candidates(logits: Array, beam_width: int) -> tuple[tuple[int, float], ...]:
@@ -121,8 +143,7 @@ class Sampler:
             token, forced, mu = self._token(logits, row)
         except UnusableLogits as error:
             return Sampled(NO_TOKEN, error=str(error), unfit=isinstance(error, NothingAllowed))
-        num = row.num_logprobs
-        return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced, mu=mu)
+        return Sampled(token, report_logprobs(logits, token, row), forced=forced, mu=mu)
 
     def _rank_beam(self, logits: Array, beam_width: int) -> Sampled:
         return Sampled(argmax(logits), candidates=beam_candidates(logits, beam_width))

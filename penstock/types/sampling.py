@@ -72,6 +72,7 @@ COUNTS: dict[str, tuple[float, float, str]] = {
     "dry_allowed_length": (0, MAX_DRY_LENGTH, f"0 to {MAX_DRY_LENGTH}"),
     "mirostat": (0, 2, "0 (off), 1 or 2"),
 }
+FLAGS = "ignore_eos include_stop_str_in_output detokenize skip_special_tokens post_sampling_probs".split()
 OPTIONAL = frozenset("best_of logprobs max_tokens prompt_logprobs repeat_last_n seed thinking_token_budget".split()) | {
     "truncate_prompt_tokens"
 }
@@ -139,6 +140,7 @@ class SamplingParams:
     mirostat: int = 0  # 0: off; version 1 or 2
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    post_sampling_probs: bool = False  # logprobs of what the samplers leave, instead of the model's own
 
     def __post_init__(self) -> None:
         self._check_values()
@@ -184,7 +186,7 @@ class SamplingParams:
                 value = getattr(self, name)
                 if value is not None or name not in OPTIONAL:
                     require(is_kind(value) and least <= value <= most, name, value, meant.format(n=self.n))
-        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+        for name in FLAGS:
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(isinstance(self.output_kind, RequestOutputKind), "output_kind", self.output_kind, "a RequestOutputKind")
         self._check_structure()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.sampling import RowState, Sampler, UnusableLogits
+from penstock.sampling.row import Chooser
 from penstock.types import MAX_LOGPROBS, BeamSearchParams, TokenLogprobs
 
 V = 300
@@ -118,3 +119,46 @@ def test_beams_never_get_an_impossible_candidate(make_row: Callable[..., RowStat
     logits[0, [7, 30]] = torch.tensor([1.0, 1.0])
     sampled = Sampler().sample(logits, [make_row(beam=BeamSearchParams(beam_width=4, max_tokens=4))])[0]
     assert [token for token, _ in sampled.candidates] == [7, 30]
+
+
+SAMPLERS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.5, "top_k": 4, "min_p": 0.01},
+    {"temperature": 1.0, "top_p": 0.5, "logit_bias": {9: 50.0}},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0},
+    {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.01},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS)
+def test_what_the_samplers_leave(make_row: Callable[..., RowState], sampling: dict[str, Any]) -> None:
+    """Their shares are those that tokens are drawn with; breaks if they are the model's own."""
+    logits, counts, shares = _logits(3), np.zeros(V), np.zeros(V)
+    num_draws = 600
+    for seed in range(num_draws):
+        row = make_row(logprobs=MAX_LOGPROBS, post_sampling_probs=True, seed=seed, **sampling)
+        sampled = Sampler().sample(logits, [row])[0]
+        assert sampled.logprobs is not None and next(iter(sampled.logprobs)) == sampled.token
+        counts[sampled.token] += 1
+        shares[:] = 0
+        for token, entry in sampled.logprobs.items():
+            shares[token] = math.exp(entry.logprob)
+        ranked = sorted(sampled.logprobs.values(), key=lambda entry: entry.rank or 0)
+        assert [entry.logprob for entry in ranked] == sorted((entry.logprob for entry in ranked), reverse=True)
+    assert (counts[shares == 0] == 0).all() or len(sampled.logprobs or ()) >= MAX_LOGPROBS
+    spread = 5 * np.sqrt(num_draws * shares * (1 - shares)) + 1
+    assert (np.abs(counts - num_draws * shares)[shares > 0] <= spread[shares > 0]).all()
+    if len(sampled.logprobs or ()) < MAX_LOGPROBS:
+        assert math.isclose(shares.sum(), 1.0, abs_tol=1e-6)
+
+
+def test_a_token_that_cannot_be_drawn_has_no_share(make_row: Callable[..., RowState]) -> None:
+    row = make_row(logprobs=V - 1 if V - 1 < MAX_LOGPROBS else MAX_LOGPROBS, post_sampling_probs=True, top_k=2)
+    sampled = Sampler().sample(_logits(1), [row])[0]
+    assert sampled.logprobs is not None and len(sampled.logprobs) == 2
+
+
+def test_such_rows_are_sampled_by_the_host(make_row: Callable[..., RowState]) -> None:
+    assert make_row(logprobs=1, post_sampling_probs=True).chooser is Chooser.HOST
+    assert make_row(post_sampling_probs=True).chooser is not Chooser.HOST

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.plan import Draft
-from penstock.sampling.reject import can_reject, draw_draft, find_shares, verify_by_rejection
+from penstock.sampling.rare.chain import find_shares
+from penstock.sampling.reject import can_reject, draw_draft, verify_by_rejection
 from penstock.sampling.row import RowState
 from penstock.types import Request, SamplingParams
 

@@ -50,6 +50,16 @@ def test_tokens_are_shown_on_request(server: RunningServer) -> None:
     assert complete(server, prompt=PROMPT)["tokens"] == []
 
 
+def test_probabilities_after_sampling(server: RunningServer) -> None:
+    body = {"prompt": PROMPT, "n_probs": 4, "post_sampling_probs": True, "n_predict": 3}
+    greedy = complete(server, **body)["completion_probabilities"]
+    for one in greedy:
+        assert one["prob"] == 1 and [top["id"] for top in one["top_probs"]] == [one["id"]] and "logprob" not in one
+    for one in complete(server, **{**body, "temperature": 2, "top_p": 1, "top_k": 3})["completion_probabilities"]:
+        assert len(one["top_probs"]) == 3 and sum(top["prob"] for top in one["top_probs"]) == pytest.approx(1)
+        assert one["prob"] in [top["prob"] for top in one["top_probs"]]
+
+
 def test_the_rate_is_that_of_steps_after_the_first_token(server: RunningServer) -> None:
     one = complete(server, prompt=PROMPT, n_predict=1)["timings"]
     assert (one["predicted_n"], one["predicted_per_second"], one["predicted_per_token_ms"]) == (1, 0, 0)

@@ -15,7 +15,8 @@ from penstock.engine.plan import Draft, Plan, Row, RowResult
 from penstock.runner.cpu.runner import Runner, StepOutput
 from penstock.runner.rows import RunningRow
 from penstock.sampling.logits import Array, UnusableLogits
-from penstock.sampling.reject import can_reject, draw_draft, find_shares, verify_by_rejection
+from penstock.sampling.rare.chain import find_shares
+from penstock.sampling.reject import can_reject, draw_draft, verify_by_rejection
 from penstock.sampling.row import Chooser, RowState
 from penstock.sampling.sampler import Sampled
 from penstock.types.speculation import AUTO, SpeculationParams, count_most

@@ -20,7 +20,7 @@ from penstock.sampling.filters import (
 from penstock.sampling.logits import Array
 from penstock.sampling.rare.stateful import NUM_ESTIMATED, min_weight, next_mu, num_kept
 from penstock.sampling.row import RowState
-from penstock.sampling.topk import rank_top_k, top_k_ids
+from penstock.sampling.topk import argmax, rank_top_k, top_k_ids
 from penstock.types import SamplingParams
 
 
@@ -77,6 +77,25 @@ def apply_chain(logits: Array, top: float, row: RowState) -> tuple[Array | None,
         left = logits if ids is None else logits[ids]
         weights = apply_temperature(left, float(left.max()), dynamic_temperature(weights, sampling))
     return ids, weights
+
+
+def find_shares(logits: Array, row: RowState) -> Array:
+    """Return the probability of each token [V] after the row's penalties, masks and filters; raises UnusableLogits."""
+    edited, sampling, mu = row.edit(logits), row.request.sampling, row.samplers.mu
+    likeliest = argmax(edited)
+    top, shares = float(edited[likeliest]), np.zeros(len(logits))
+    if sampling.greedy:
+        shares[likeliest] = 1.0
+        return shares
+    ids: Array | None = None
+    if mu is not None:
+        ids, weights = _filter_by_mirostat(edited, top, row, mu)
+    elif row.has_filters:
+        ids, weights = apply_chain(edited, top, row)
+    else:
+        weights = apply_temperature(edited, top, sampling.temperature)
+    shares[slice(None) if ids is None else ids] = weights / weights.sum(dtype=np.float64)
+    return shares
 
 
 def _filter_by_mirostat(logits: Array, top: float, row: RowState, mu: float) -> tuple[Array | None, Array]:

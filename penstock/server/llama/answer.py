@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -162,19 +163,20 @@ class NativeAnswer:
         }
 
     def _format_logprobs(self, ids: list[int], positions: list[TokenLogprobs]) -> list[dict[str, Any]]:
+        name = "top_probs" if self._body.post_sampling_probs else "top_logprobs"
         return [
-            {
-                **self._format_token(id, position),
-                "top_logprobs": [
-                    self._format_token(other, position)
-                    for other in sorted(position, key=lambda id: -position[id].logprob)[: self._body.n_probs]
-                ],
-            }
+            {**self._format_token(id, position), name: self._format_top(position)}
             for id, position in zip(ids, positions)
         ]
+
+    def _format_top(self, position: TokenLogprobs) -> list[dict[str, Any]]:
+        ranked = sorted(position, key=lambda id: -position[id].logprob)[: self._body.n_probs]
+        return [self._format_token(id, position) for id in ranked]
 
     def _format_token(self, id: int, position: TokenLogprobs) -> dict[str, Any]:
         text, tokenizer = position[id].decoded_token or "", self._generation.model.tokenizer
         spelled = tokenizer.spelling[id] if tokenizer is not None else text
         spelled = spelled if isinstance(spelled, bytes) else spelled.encode()
-        return {"id": id, "token": text, "bytes": list(spelled), "logprob": clamp(position[id].logprob)}
+        logprob = position[id].logprob
+        value = {"prob": math.exp(logprob)} if self._body.post_sampling_probs else {"logprob": clamp(logprob)}
+        return {"id": id, "token": text, "bytes": list(spelled), **value}

@@ -70,10 +70,9 @@ class NativeBody(SamplingBody, StructuredOutputsBody):
     n_predict: int | None = Field(None, ge=-2, le=MAX_INT32)  # 0: only compute the prompt
     max_tokens: int | None = Field(None, ge=-2, le=MAX_INT32)
     n_probs: int | None = Field(None, ge=0, le=MAX_PROBS)
+    post_sampling_probs: bool = False
     return_tokens: bool = False
-    t_max_predict_ms: int = Field(
-        0, ge=-1, le=MAX_INT32
-    )  # after the first token, once there is a new line; 0: no limit
+    t_max_predict_ms: int = Field(0, ge=-1, le=MAX_INT32)  # since the first token, after a new line; 0: no limit
     response_fields: list[Annotated[str, Field(max_length=256)]] | None = Field(None, max_length=MAX_FIELDS)
 
     @property
@@ -88,6 +87,7 @@ async def make_native_params(body: NativeBody, model: ServedModel, tenant: str) 
         model.defaults,
         max_tokens=body.max_output,
         logprobs=body.n_probs or None,
+        post_sampling_probs=body.post_sampling_probs,
         structured_outputs=read_constraint(body),
     )
 
@@ -115,6 +115,7 @@ def format_settings(sampling: SamplingParams) -> dict[str, Any]:
         "repeat_last_n": -1 if sampling.repeat_last_n is None else sampling.repeat_last_n,
         "stop": list(sampling.stop or ()),
         "n_probs": sampling.logprobs or 0,
+        "post_sampling_probs": sampling.post_sampling_probs,
         "samplers": list(OFF),
         "grammar": "" if sampling.structured_outputs is None else sampling.structured_outputs.grammar or "",
         "logit_bias": [{"token": id, "bias": bias} for id, bias in (sampling.logit_bias or {}).items()],
