@@ -57,7 +57,7 @@ from penstock.server.tgi import routes as tgi
 log = logging.getLogger("penstock.server")
 
 READS: list[tuple[str, Handler, str]] = [
-    ("/health", status.ready, "health"),
+    ("/health", status.health, "health"),
     ("/health/live", status.live, "health"),
     ("/health/ready", status.ready, "health"),
     ("/version", status.version, "health"),

@@ -25,6 +25,11 @@ async def live(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+async def health(request: Request) -> Response:
+    """Like `ready`, in llama-server's words."""
+    return json_response({"status": "ok"}) if server_of(request).is_ready else await ready(request)
+
+
 async def ready(request: Request) -> Response:
     """Report if the model is loaded, its engine responds and requests are accepted."""
     server = server_of(request)

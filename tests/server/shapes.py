@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from penstock.server.http.errors import LLAMA_PATHS
+
 
 def _openai(body: Any) -> bool:
     error = body["error"]
@@ -27,10 +29,21 @@ def _tgi(body: Any) -> bool:
     return isinstance(body["error"], str) and isinstance(body["error_type"], str)
 
 
+def _llama(body: Any) -> bool:
+    error = body["error"]
+    return isinstance(error["code"], int) and isinstance(error["type"], str) and bool(error["message"])
+
+
+def _generate(body: Any) -> bool:
+    """TGI's, or for bodies of SGLang's like OpenAI's."""
+    return _tgi(body) if isinstance(body["error"], str) else _openai(body)
+
+
 SHAPES: list[tuple[str, Callable[[Any], bool]]] = [
     ("/v1/messages", _anthropic),
     ("/api/", _ollama),
-    ("/generate", _tgi),
+    ("/generate", _generate),
+    *((path, _llama) for path in LLAMA_PATHS),
     ("/", _openai),
 ]
 

@@ -19,7 +19,7 @@ from tests.server.shapes import check_answer
 
 NUM_EXAMPLES = 2
 MOST_EXAMPLES = 1500
-POOLING = ("embed", "score", "rerank")
+POOLING = ("embed", "encode", "score", "rerank")
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 # a body on an embedding model that comes as far as its answer: the test below would be hollow without one
@@ -27,6 +27,9 @@ EMBEDS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": ["one", "two"], "encoding_format": "base64", "dimensions": 4}),
     ("/score", {"text_1": "one", "text_2": ["two", "three"]}),
     ("/rerank", {"query": "one", "documents": ["two", {"text": "three"}], "top_n": 1}),
+    ("/rerank", {"query": "one", "texts": ["two", "three"], "top_n": 1, "return_text": True}),
+    ("/embedding", {"content": ["one", [7, "two"]], "embd_normalize": 1}),
+    ("/encode", {"text": ["one", "two"]}),
 ]
 
 

@@ -14,11 +14,11 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.http.errors import ApiError
+from penstock.server.http.errors import LLAMA_PATHS, ApiError
 
 SCHEMAS = "#/components/schemas/"
 TEXT_ROUTES = ("/metrics",)  # plain text
-OTHER_ERRORS = ("/v1/messages", "/api/", "/generate")  # APIs with their own error format
+OTHER_ERRORS = ("/v1/messages", "/api/", "/generate", *LLAMA_PATHS)  # APIs with their own error format
 ERROR = {
     "type": "object",
     "title": "Error",

@@ -18,7 +18,7 @@ from penstock.server.responses.routes import responses
 
 TAG = "llama-server"
 READS: list[tuple[str, Handler, str]] = [
-    ("/v1/health", status.ready, "health"),
+    ("/v1/health", status.health, "health"),
     ("/models", status.models, TAG),
     ("/props", show_properties, TAG),
 ]

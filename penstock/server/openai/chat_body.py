@@ -250,6 +250,9 @@ class ChatBody(SamplingBody, StructuredOutputsBody):
                 raise ValueError(f"{name} is not supported: {why}")
         if self.n_probs and self.logprobs is None:
             self.logprobs, self.top_logprobs = True, self.n_probs
+        begins_turn = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and begins_turn:
+            raise ValueError("add_generation_prompt and continue_final_message exclude each other: give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -56,9 +56,21 @@ class ScoreBody(PoolBody):
 
 class RerankBody(PoolBody):
     query: str = Field(min_length=1)
-    documents: list[str | dict[str, str]] = Field(min_length=1, max_length=MAX_INPUTS)
+    documents: list[str | dict[str, str]] | None = Field(None, min_length=1, max_length=MAX_INPUTS)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = True
+    # as in text-embeddings-inference, whose answer is a list
+    texts: list[str] | None = Field(None, min_length=1, max_length=MAX_INPUTS)
+    return_text: bool = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> RerankBody:
+        if (self.documents is None) == (self.texts is None):
+            raise ValueError("give documents, or texts as in text-embeddings-inference")
+        return self
+
+    def list_texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.get("text", "") for one in self.documents or self.texts or ()]
 
 
 async def embeddings(request: Request) -> Response:
@@ -113,10 +125,17 @@ async def score(request: Request) -> Response:
 
 async def rerank(request: Request) -> Response:
     body = await read_body(request, RerankBody)
-    texts = [one if isinstance(one, str) else one.get("text", "") for one in body.documents]
+    texts = body.list_texts()
     vectors, num_tokens, name = await embed(request, body, [body.query, *texts])
     scores = [cosine(vectors[0], vector) for vector in vectors[1:]]
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
+    if body.texts is not None:
+        return json_response(
+            [
+                {"index": index, "score": scores[index], **({"text": texts[index]} if body.return_text else {})}
+                for index in order
+            ]
+        )
     results = [
         {
             "index": index,

@@ -133,7 +133,7 @@ async def show_server(request: Request) -> Response:
 
 TAG = "SGLang"
 READS: list[tuple[str, Handler, str]] = [
-    ("/health_generate", status.ready, "health"),
+    ("/health_generate", status.health, "health"),
     ("/get_model_info", show_model, TAG),
     ("/model_info", show_model, TAG),
     ("/get_server_info", show_server, TAG),
