@@ -99,8 +99,8 @@ def _reply(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
 def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
     match job:
         case EncodeText():
-            encode = program.encode_upto if job.parse_special else program.encode_plain
-            return Ids(pack_ids(encode(job.text, job.add_special_tokens, job.max_tokens)))
+            ids = program.encode_upto(job.text, job.add_special_tokens, job.max_tokens, job.parse_special)
+            return Ids(pack_ids(ids))
         case EncodeChat():
             ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special, job.template)
             return Ids(pack_ids(ids), text)

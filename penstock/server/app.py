@@ -97,6 +97,8 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
     ("/tokenize", tokenize, TokenizeBody, "tokens"),
     ("/detokenize", detokenize, DetokenizeBody, "tokens"),
+    ("/v1/tokenize", tokenize, TokenizeBody, "tokens"),
+    ("/v1/detokenize", detokenize, DetokenizeBody, "tokens"),
     ("/score", score, ScoreBody, "embeddings"),
     ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"),

@@ -142,7 +142,7 @@ class Intake(PromptEncoder):
             tokens = tokens[-sampling.truncate_prompt_tokens :]
         if len(tokens) > self.max_model_len:
             raise PromptTooLong(
-                f"the prompt has {len(tokens)} tokens; {self._too_long()}", len(tokens), self.max_model_len
+                f"the prompt has {len(tokens)} tokens and {self._too_long()}", len(tokens), self.max_model_len
             )
         return tokens
 

@@ -107,10 +107,17 @@ class LocalProgram:
         expects around a prompt (chat templates write that themselves)."""
         return self.encode_upto(text, add_special_tokens, None)
 
-    def encode_upto(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
-        """Like `encode`; refuse a text as soon as it surely has more than `max_tokens`."""
+    def encode_upto(
+        self, text: str, add_special_tokens: bool, max_tokens: int | None, parse_special: bool = True
+    ) -> list[int]:
+        """Like `encode`; refuse a text as soon as it surely has more than `max_tokens`. Without `parse_special`,
+        control tokens in it are text."""
         if not isinstance(text, str):
             raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
+        if not parse_special:
+            begin = self._begin() if add_special_tokens else ()
+            with self._control.plain():
+                return [*begin, *self.encode_upto(text, False, max_tokens)]
         affixes = self.vocabulary.affixes
         try:
             with refuse_damage(self.vocabulary.origin):
@@ -119,12 +126,6 @@ class LocalProgram:
             check_characters(text)
             raise
         return [*affixes[0], *ids, *affixes[1]] if add_special_tokens and affixes is not None else ids
-
-    def encode_plain(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
-        """Like `encode_upto`, but control tokens spelled in the text are text."""
-        begin = self._begin() if add_special_tokens else ()
-        with self._control.plain():
-            return [*begin, *self.encode_upto(text, False, max_tokens)]
 
     def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
         if max_tokens is not None:

@@ -102,7 +102,7 @@ class PromptEncoder:
         return PromptTooLong(
             f"the text has at least {at_least} tokens; the limit is {self.limit(cut)}: send it in parts"
             if cut
-            else f"the prompt has at least {at_least} tokens; {self._too_long()}",
+            else f"the prompt has at least {at_least} tokens and {self._too_long()}",
             at_least,
             self.limit(cut),
         )
@@ -146,8 +146,8 @@ class PromptEncoder:
 
     def _too_long(self) -> str:
         return (
-            f"the context length is {self.max_model_len}: shorten the prompt, set truncate_prompt_tokens, or "
-            "raise max_model_len, which the cache's kv_cache_tokens bounds"
+            f"is longer than the model's context length of {self.max_model_len}: shorten the prompt, set "
+            "truncate_prompt_tokens, or raise max_model_len, which the cache's kv_cache_tokens bounds"
         )
 
     def _check_tokens(self, tokens: Any, cut: bool) -> list[int]:
@@ -160,7 +160,7 @@ class PromptEncoder:
             raise InvalidRequest("the prompt is empty: give at least one token")
         if not cut and len(tokens) > self.max_model_len:
             raise PromptTooLong(
-                f"the prompt has {len(tokens)} tokens; {self._too_long()}", len(tokens), self.max_model_len
+                f"the prompt has {len(tokens)} tokens and {self._too_long()}", len(tokens), self.max_model_len
             )
         self.check_ids("prompt", tokens)
         return list(tokens)

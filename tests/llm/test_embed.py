@@ -67,7 +67,7 @@ def test_equals_transformers(minilm: LLM, expected: Any) -> None:
 
 def test_truncated_as_transformers_does(minilm: LLM, expected: Any) -> None:
     text = "one two three four five six seven eight nine ten " * 100
-    with pytest.raises(PenstockError, match="the context length is 512"):
+    with pytest.raises(PenstockError, match="the model's context length of 512"):
         minilm.embed(text, use_tqdm=False)
     for cut in (3, 16, 512):
         output = minilm.embed(text, truncate_prompt_tokens=cut, use_tqdm=False)[0]

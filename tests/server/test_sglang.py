@@ -136,9 +136,6 @@ def test_matched_stop(server: RunningServer) -> None:
         ({"text": ["a", "b"], "rid": ["c"]}, "rid has 1 entries for 2 prompts"),
         ({"text": ["a", "b"], "lora_path": ["c", None]}, "the prompts of a batch use one adapter"),
         ({"text": "a", "inputs": "b"}, "give inputs, or text or input_ids"),
-        ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "regex and ebnf each constrain"),
-        ({"text": "a", "sampling_params": {"max_tokens": 3}}, "give max_new_tokens"),
-        ({"text": "a", "image_data": "b"}, "models here read text only"),
     ],
 )
 def test_bodies_that_are_refused(server: RunningServer, body: dict[str, Any], words: str) -> None:
@@ -146,9 +143,34 @@ def test_bodies_that_are_refused(server: RunningServer, body: dict[str, Any], wo
     assert answer.status_code == 422 and words in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"image_data": "b"}, "models here read text only"),
+        ({"token_ids_logprob": [1]}, "token_ids_logprob is not supported"),
+        ({"sampling_params": {"max_tokens": 3}}, "give max_new_tokens"),
+        ({"sampling_params": {"regex": "a", "ebnf": "b"}}, "regex and ebnf each constrain"),
+        ({"top_logprobs_num": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_errors_of_its_fields_look_like_openais(server: RunningServer, body: dict[str, Any], words: str) -> None:
+    answer = post(server, "/generate", text="a", **body)
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
+def test_several_texts_are_tokenized(server: RunningServer) -> None:
+    one, two = (post(server, "/v1/tokenize", prompt=text).json()["tokens"] for text in ("One, two", ""))
+    several = post(server, "/tokenize", prompt=["One, two", ""]).json()
+    assert several["tokens"] == [one, two] and several["count"] == [len(one), 0]
+    ids = [1, *one, 2]
+    assert post(server, "/v1/detokenize", tokens=ids, skip_special_tokens=True).json()["text"] == "One, two"
+    assert post(server, "/detokenize", tokens=ids).json()["text"] == "<|im_start|>One, two<|im_end|>"
+
+
 def test_errors_of_a_request_look_like_openais(server: RunningServer) -> None:
     answer = post(server, "/generate", text="word " * 3000)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "is longer than the model's context length of 2048" in answer.json()["error"]["message"]
     answer = post(server, "/generate", text="a", lora_path="none")
     assert answer.status_code == 404 and "none" in answer.json()["error"]["message"]
 

@@ -19,7 +19,7 @@ from penstock.types import StreamDelta, TokenLogprobs
 
 
 @dataclass
-class _Answer:
+class _NativeOutput:
     """One answer so far."""
 
     texts: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class NativeAnswer:
         self._body, self._generation, self._is_list = body, generation, is_list
         self._num_each = body.n or 1
         self._is_silent = body.max_tokens == 0
-        self._answers = [[_Answer() for _ in range(self._num_each)] for _ in generation.flights]
+        self._answers = [[_NativeOutput() for _ in range(self._num_each)] for _ in generation.flights]
 
     async def collect(self) -> Any:
         async for _ in self._follow():

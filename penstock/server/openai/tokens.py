@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -12,9 +12,11 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequest
 from penstock.server.common.chat_prompt import prepare_template_input
 from penstock.server.common.fields import MAX_MESSAGES, MAX_TOOLS, RequestBody
+from penstock.server.common.prompts import MAX_PROMPTS
 from penstock.server.http.context import cancel_on_disconnect, client_of, json_response, read_body, server_of
 from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import ChatTool, Message
+from penstock.text.prompt_encoder import Encoded
 
 
 class TokenizeBody(RequestBody):
@@ -22,7 +24,7 @@ class TokenizeBody(RequestBody):
         "chat_template": "only the model's own is used; give the rendered prompt, with add_special_tokens=false"
     }
     model: str | None = None
-    prompt: str | None = None
+    prompt: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | None = None
     # llama-server's
     content: str | None = None
     add_special: bool = False
@@ -47,6 +49,7 @@ class TokenizeBody(RequestBody):
 class DetokenizeBody(RequestBody):
     model: str | None = None
     tokens: list[int]
+    skip_special_tokens: bool = False
 
 
 async def tokenize(request: Request) -> Response:
@@ -74,17 +77,26 @@ async def tokenize(request: Request) -> Response:
             messages, values, cut=True, tenant=tenant, add_special_tokens=bool(body.add_special_tokens)
         )
     else:
-        encoding = model.text.encode(
-            body.prompt or "",
-            cut=True,
-            add_special_tokens=body.add_special_tokens is not False,
-            tenant=tenant,
-            may_be_empty=True,
-        )
+        if isinstance(body.prompt, list):
+            return json_response(await cancel_on_disconnect(request, _encode_several(body, model, tenant)))
+        encoding = _encode_text(body.prompt or "", body, model, tenant)
     tokens = (await cancel_on_disconnect(request, encoding)).tokens
     answer = {"count": len(tokens), "max_model_len": model.facts.max_model_len, "tokens": tokens}
     answer["token_strs"] = await model.text.decode_each(tokens) if body.return_token_strs else None
     return json_response(answer)
+
+
+async def _encode_text(text: str, body: TokenizeBody, model: ServedModel, tenant: str) -> Encoded:
+    add_special_tokens = body.add_special_tokens is not False
+    return await model.text.encode(
+        text, cut=True, add_special_tokens=add_special_tokens, tenant=tenant, may_be_empty=True
+    )
+
+
+async def _encode_several(body: TokenizeBody, model: ServedModel, tenant: str) -> dict[str, Any]:
+    """Encode each of several prompts, as SGLang does."""
+    tokens = [(await _encode_text(text, body, model, tenant)).tokens for text in body.prompt or ()]
+    return {"count": [len(one) for one in tokens], "max_model_len": model.facts.max_model_len, "tokens": tokens}
 
 
 async def _encode_content(body: TokenizeBody, model: ServedModel, tenant: str) -> list[Any]:
@@ -119,5 +131,6 @@ async def detokenize(request: Request) -> Response:
     if model.tokenizer is None:
         raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
     model.text.intake.check_ids("tokens", body.tokens)
-    text = await model.text.decode(body.tokens)
+    hidden = model.tokenizer.special_ids if body.skip_special_tokens else frozenset[int]()
+    text = await model.text.decode([id for id in body.tokens if id not in hidden])
     return json_response({"prompt": text, "content": text, "text": text})  # vLLM's name, llama-server's, SGLang's

@@ -18,7 +18,7 @@ from penstock.types import CompletionOutput, StreamDelta, TokenLogprobs
 
 
 @dataclass
-class _Answer:
+class _SglangOutput:
     """One answer so far."""
 
     text: str = ""
@@ -38,7 +38,7 @@ class SglangAnswer:
     def __init__(self, body: SglangBody, generation: Generation) -> None:
         self._body, self._generation = body, generation
         flights = generation.flights
-        self._answers = [[_Answer() for _ in range(flight.request.sampling.n)] for flight in flights]
+        self._answers = [[_SglangOutput() for _ in range(flight.request.sampling.n)] for flight in flights]
         self._firsts = [sum(len(one) for one in self._answers[:number]) for number in range(len(flights))]
         self._ids = [self._find_rid(number) for number in range(len(flights))]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
@@ -105,7 +105,7 @@ class SglangAnswer:
         extras = {**generation.relaxed, **generation.ledger} if answer.reason is not None else {}
         return {"text": text, "output_ids": ids, "meta_info": meta, **extras}
 
-    def _format_reason(self, number: int, answer: _Answer, num_tokens: int) -> dict[str, Any] | None:
+    def _format_reason(self, number: int, answer: _SglangOutput, num_tokens: int) -> dict[str, Any] | None:
         if answer.reason is None:
             return None
         if answer.reason == "length" or not num_tokens:

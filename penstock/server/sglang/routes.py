@@ -32,6 +32,7 @@ from penstock.server.sglang.body import SglangBody
 from penstock.server.tgi.routes import TgiBody, TgiParameters, answer_whole
 
 ERROR_PATH = "/v1/"  # errors look like OpenAI's
+TGI_FIELDS = ("inputs", "parameters")
 
 
 class GenerateBody(SglangBody):
@@ -63,7 +64,12 @@ class EncodeBody(PoolBody):
 
 
 async def generate(request: Request) -> Response:
-    body = await read_body(request, GenerateBody)
+    try:
+        body = await read_body(request, GenerateBody)
+    except ApiError as error:
+        if (error.param or "inputs").partition(".")[0] not in TGI_FIELDS:
+            error.api_path = ERROR_PATH
+        raise
     if body.inputs is not None:
         return await answer_whole(request, TgiBody(inputs=body.inputs, parameters=body.parameters))
     try:
@@ -128,6 +134,7 @@ async def show_server(request: Request) -> Response:
     if sees_all(request):
         found |= {name: value for name, value, _ in model.facts.settings}
         found |= {"model_path": str(model.path), "internal_states": [model.running.stats]}
+        found["max_total_num_tokens"] = model.facts.kv_cache_tokens
     return json_response(found)
 
 
