@@ -43,8 +43,8 @@ class Transfer:
 
 
 class BlockNames:
-    """BlockNames of blocks: digests over the model's fingerprint, the root, and all keys up to the block, so that equal
-    names mean equal contents in any process."""
+    """Names blocks by digests of the model's fingerprint, the root, and all keys up to the block. Equal names mean
+    equal contents in any process."""
 
     def __init__(self, fingerprint: str, find_adapters: Callable[[str], str | None] = lambda key: None) -> None:
         """`find_adapters` turns a root's adapters, which are numbers of this process, into what their files hold; None

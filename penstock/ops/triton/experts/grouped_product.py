@@ -32,7 +32,7 @@ class StackArgs(NamedTuple):
 
 
 class RowsArgs(NamedTuple):
-    """RowsArgs that are multiplied; `num_shared` neighbouring pairs have the same one."""
+    """Rows [T, C] to multiply. A pair is a row and its matrix; `num_shared` neighbouring pairs share a row."""
 
     x: Any
     row: int  # from one to the next
