@@ -138,7 +138,7 @@ class Dispatcher:
         replica = part.engine
         if delta.sibling not in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
-        replica.quarantine.clear_if_progressed(part)
+        replica.quarantine.clear_after_progress(part)
         if is_handed_over and delta.sibling in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
             self._lost.append(RequestPart(flight, [delta.sibling]))
