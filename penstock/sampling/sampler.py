@@ -31,23 +31,27 @@ def log_probabilities(logits: Array) -> Array:
     return result
 
 
-def token_logprobs(logits: Array, token: int, num: int) -> TokenLogprobs:
-    """Return the log probability and rank of `token` and of the `num` likeliest."""
+def token_logprobs(logits: Array, token: int, num: int, ids: Sequence[int] = ()) -> TokenLogprobs:
+    """Return the log probability and rank of `token` and of the `num` likeliest, or of `ids` instead."""
     values = log_probabilities(logits)
     report = {token: Logprob(float(values[token]), rank(logits, token))}
+    if ids:
+        return report | {id: Logprob(float(values[id]), rank(logits, id)) for id in ids}
     for place, other in enumerate(rank_top_k(logits, num).tolist(), start=1):
         report.setdefault(other, Logprob(float(values[other]), place))
     return report
 
 
-def share_logprobs(shares: Array, token: int, num: int) -> TokenLogprobs:
-    """Return the log probability and rank of `token` and of the `num` likeliest that can be drawn, by their shares."""
+def share_logprobs(shares: Array, token: int, num: int, ids: Sequence[int] = ()) -> TokenLogprobs:
+    """Return the log probability and rank of `token` and of the `num` likeliest that can be drawn, or of `ids`
+    instead, by their shares."""
     possible = np.flatnonzero(shares)
     ranked = possible[np.argsort(-shares[possible], kind="stable")][:num]
-    own = float(shares[token])
-    report = {token: Logprob(math.log(own) if own else -math.inf, 1 + int(np.count_nonzero(shares > own)))}
-    for place, other in enumerate(ranked.tolist(), start=1):
-        report.setdefault(other, Logprob(math.log(float(shares[other])), place))
+    report: TokenLogprobs = {}
+    for id in (token, *(ids or ranked.tolist())):
+        own = float(shares[id])
+        rank = 1 + int(np.count_nonzero(shares > own) + np.count_nonzero(shares[:id] == own))
+        report.setdefault(id, Logprob(math.log(own) if own else -math.inf, rank))
     return report
 
 
@@ -56,9 +60,10 @@ def report_logprobs(logits: Array, token: int, row: RowState) -> TokenLogprobs |
     num = row.num_logprobs
     if num is None:
         return None
+    ids = row.request.sampling.logprob_token_ids or ()
     if row.request.sampling.post_sampling_probs:
-        return share_logprobs(find_shares(logits, row), token, num)
-    return token_logprobs(logits, token, num)
+        return share_logprobs(find_shares(logits, row), token, num, ids)
+    return token_logprobs(logits, token, num, ids)
 
 
 def beam_candidates(logits: Array, beam_width: int) -> tuple[tuple[int, float], ...]:

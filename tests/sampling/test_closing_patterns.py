@@ -101,3 +101,17 @@ def test_examples_match_their_expressions() -> None:
         assert examples(pattern) and all(re.search(pattern, text) for text in examples(pattern)), pattern
     for hopeless in ("(?=a)b", "x{1000000}", "(" * 200, "(a{300}){300}", r"\p{L}", "a" * 2000):
         assert examples(hopeless) == []
+
+
+@pytest.mark.parametrize(
+    "regex", [r'"\w+",\n   "p": [0-9]+\n\}', r"[a-z]+ [0-9]+\n", r"(x+\t)+y", r"[0-9]{4,}\n\n"], ids=ascii
+)
+def test_an_end_after_a_blank_is_found(
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, regex: str
+) -> None:
+    """Breaks if the search never takes a line break where something else may follow."""
+    asked = StructuredOutputsParams(regex=regex)
+    for seed in range(4):
+        row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=40, eos=[2], seed=seed)
+        written = write(row, tokenizer, seed)
+        assert written.reason == "stop" and re.fullmatch(regex, written.text), written

@@ -242,7 +242,7 @@ def test_timings_in_every_chunk(server: RunningServer) -> None:
         text = post(server, path, **body, max_tokens=4, stream=True, timings_per_token=True).text
         chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
         counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
-        assert counts[0] == 1 and counts == sorted(counts) and len(counts) >= len(chunks) - 1
+        assert counts[0] < counts[-1] == 4 and counts == sorted(counts) and len(counts) >= len(chunks) - 1
         begins = chunks[0]["choices"][0].get("delta", {})
         assert "role" not in begins or "timings" not in chunks[0]
 

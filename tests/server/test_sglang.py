@@ -71,6 +71,16 @@ def test_logprobs(server: RunningServer) -> None:
     assert "output_top_logprobs" not in plain
 
 
+def test_logprobs_of_given_tokens(server: RunningServer) -> None:
+    ids = post(server, "/tokenize", prompt=" Paris London").json()["tokens"]
+    meta = generate(server, text=PROMPT, return_logprob=True, token_ids_logprob=ids)["meta_info"]
+    first, second = meta["output_token_ids_logprobs"]
+    assert [id for _, id, _ in first] == [id for _, id, _ in second] == ids
+    assert first[0] == meta["output_token_logprobs"][0] and first[0][0] > first[1][0]
+    both = generate(server, text=[PROMPT, PROMPT], return_logprob=True, token_ids_logprob=[ids[:1], ids[1:]])
+    assert [one["meta_info"]["output_token_ids_logprobs"][0] for one in both] == [first[:1], first[1:]]
+
+
 def test_a_prompt_scored_alone_agrees_with_its_answer(server: RunningServer) -> None:
     made = generate(server, text=PROMPT, return_logprob=True, logprob_start_len=0)["meta_info"]
     ids = [id for _, id, _ in [*made["input_token_logprobs"], *made["output_token_logprobs"]]]
@@ -135,6 +145,8 @@ def test_matched_stop(server: RunningServer) -> None:
         ({"text": [], "sampling_params": TWO}, "the batch is empty"),
         ({"text": ["a", "b"], "rid": ["c"]}, "rid has 1 entries for 2 prompts"),
         ({"text": ["a", "b"], "lora_path": ["c", None]}, "the prompts of a batch use one adapter"),
+        ({"text": "a", "token_ids_logprob": [[1]]}, "a flat list of integers"),
+        ({"text": "a", "token_ids_logprob": [1], "top_logprobs_num": 2}, "exclude each other"),
         ({"text": "a", "inputs": "b"}, "give inputs, or text or input_ids"),
     ],
 )
@@ -147,7 +159,7 @@ def test_bodies_that_are_refused(server: RunningServer, body: dict[str, Any], wo
     ("body", "words"),
     [
         ({"image_data": "b"}, "models here read text only"),
-        ({"token_ids_logprob": [1]}, "token_ids_logprob is not supported"),
+        ({"return_logprob": True, "token_ids_logprob": [2_000_000]}, "out of range"),
         ({"sampling_params": {"max_tokens": 3}}, "give max_new_tokens"),
         ({"sampling_params": {"regex": "a", "ebnf": "b"}}, "regex and ebnf each constrain"),
         ({"top_logprobs_num": -1}, "greater than or equal to 0"),

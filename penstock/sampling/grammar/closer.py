@@ -239,6 +239,8 @@ class Closer:
         ranks = _WITHIN if place is None or place.quoted else _BETWEEN
         useful.sort(key=lambda byte: (ranks.get(byte, 99), byte))
         found = [bytes([byte]) for byte in useful]
+        if place is None:  # in JSON blanks end nothing
+            found += [bytes([byte]) for byte in possible if byte in BLANKS and byte not in useful]
         if word:
             closes = bool(found) and (found[0] == b'"' and place is not None if free else useful[0] in ranks)
             found.insert(1 if closes else 0, word)

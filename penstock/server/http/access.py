@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.server.http.context import IDENTITY, OPEN_BODY, SEND, USAGE, Client, new_id
-from penstock.server.http.keys import ROUTE, find_route
+from penstock.server.http.keys import HEALTH, ROUTE, find_route
 from penstock.server.http.log import ACCESS, FIELDS
 from penstock.server.observe.trace import CURRENT, Trace
 from penstock.server.page.accept import FILES_ROUTE
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-QUIET = frozenset(
-    {"/health", "/v1/health", "/health_generate", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE}
-)  # polled, or in numbers
+QUIET = HEALTH | {"/version", "/metrics", FILES_ROUTE}  # polled, or in numbers
 OTHER = "other"  # unknown routes and methods
 MAX_PATH_CHARS = 200
 REFUSED = "refused_on_the_wire"  # scope key: already counted by the connection, its response is not sent

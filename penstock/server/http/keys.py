@@ -28,9 +28,8 @@ from penstock.server.http.relay import CURRENT_RELAY, RELAY, Relay, RouterAccess
 from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
-OPEN = frozenset(
-    {"/health", "/v1/health", "/health_generate", "/health/live", "/health/ready", "/version", FILES_ROUTE}
-)
+HEALTH = frozenset({"/health", "/v1/health", "/health_generate", "/health/live", "/health/ready", "/ping"})
+OPEN = HEALTH | {"/version", FILES_ROUTE}
 ADMIN = frozenset({"/api/pull", "/api/delete", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/flush_cache"})
 ADMIN_PREFIX = "/admin/"  # also the admin's, all but those for tenants
 FOR_TENANTS = frozenset({"/admin/requests/{id:path}"})  # a tenant finds its own

@@ -122,6 +122,10 @@ class SglangAnswer:
             "input_token_logprobs": self._format_tokens(prompt_ids[start:] if before else (), before),
             "output_token_logprobs": self._format_tokens(ids, positions),
         }
+        if token_ids := self._body.token_ids_of(number):
+            found["output_token_ids_logprobs"] = [
+                [self._format_token(id, position) for id in token_ids] for position in positions[: len(ids)]
+            ]
         if num_top:
             found["input_top_logprobs"] = [self._format_top(position, num_top) for position in before]
             found["output_top_logprobs"] = [self._format_top(one, num_top) for one in positions[: len(ids)]]

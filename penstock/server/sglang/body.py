@@ -120,7 +120,6 @@ class SglangBody(RequestBody):
         "video_data": NO_MEDIA,
         "audio_data": NO_MEDIA,
         "custom_logit_processor": NO_CODE,
-        "token_ids_logprob": "give top_logprobs_num",
         "return_hidden_states": "hidden states are not returned; leave it out",
         "session_params": "prefixes are cached without sessions; leave it out",
     }
@@ -131,6 +130,7 @@ class SglangBody(RequestBody):
     return_logprob: bool | Several[bool] = False
     logprob_start_len: int | Several[int] = -1
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP)] | Several[Annotated[int, Field(ge=0, le=MAX_TOP)]] = 0
+    token_ids_logprob: list[int] | Several[list[int]] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     lora_path: Name | Several[Name | None] | None = None
@@ -159,8 +159,32 @@ class SglangBody(RequestBody):
             value = getattr(self, name)
             if isinstance(value, list) and len(value) != count:
                 raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give as many, or one for all")
+        for number in range(count):
+            self._check_token_ids(number)
         if isinstance(self.lora_path, list) and len(set(self.lora_path)) > 1:
             raise ValueError("the prompts of a batch use one adapter: send a request for each")
+
+    def _check_token_ids(self, number: int) -> None:
+        """Refuse logprobs of given tokens beside others: the engine reports either."""
+        others = (
+            ("top_logprobs_num", self.of_prompt("top_logprobs_num", number)),
+            ("logprob_start_len", self.of_prompt("logprob_start_len", number) + 1),
+        )
+        taken = next((name for name, value in others if value), None)
+        if self.token_ids_of(number) and taken is not None:
+            raise ValueError(f"token_ids_logprob and {taken} exclude each other: give one of them")
+
+    def token_ids_of(self, number: int) -> list[int]:
+        """Return the tokens whose logprobs are asked for beside the sampled one's; a batch may have a list for each."""
+        ids: Any = self.token_ids_logprob or []
+        is_flat = all(isinstance(one, int) for one in ids)
+        if not self.is_batch and not is_flat:
+            raise ValueError("token_ids_logprob must be a flat list of integers for one prompt")
+        if is_flat:
+            return list(ids)
+        if len(ids) != len(self.prompts()):
+            raise ValueError(f"token_ids_logprob has {len(ids)} lists for {len(self.prompts())} prompts: give as many")
+        return list(ids[number])
 
     def of_prompt(self, name: str, number: int) -> Any:
         value = getattr(self, name)
@@ -174,6 +198,8 @@ class SglangBody(RequestBody):
         more: dict[str, Any] = {}
         if self.of_prompt("return_logprob", number):
             more["logprobs"] = self.of_prompt("top_logprobs_num", number)
+            if ids := self.token_ids_of(number):
+                more["logprob_token_ids"] = ids
             if self.of_prompt("logprob_start_len", number) >= 0:
                 more["prompt_logprobs"] = self.of_prompt("top_logprobs_num", number)
         if self.speculation is not None:
