@@ -230,6 +230,7 @@ class SamplingBody(RequestBody):
     n_predict: Length | None = None
     n_cmpl: int | None = Field(None, ge=1, le=MAX_CHOICES)
     n_probs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    post_sampling_probs: bool | None = None
     repeat_penalty: float | None = Field(None, gt=0, le=100)
     repeat_last_n: int | None = Field(None, ge=-1, le=MAX_INT32)
     dry_multiplier: float | None = Field(None, ge=0, le=1e6)
@@ -343,6 +344,7 @@ SAMPLING_FIELDS = (
     "top_n_sigma",
     "dynatemp_range",
     "dynatemp_exponent",
+    "post_sampling_probs",
 )
 
 

@@ -70,7 +70,6 @@ class NativeBody(SamplingBody, StructuredOutputsBody):
     n_predict: int | None = Field(None, ge=-2, le=MAX_INT32)  # 0: only compute the prompt
     max_tokens: int | None = Field(None, ge=-2, le=MAX_INT32)
     n_probs: int | None = Field(None, ge=0, le=MAX_PROBS)
-    post_sampling_probs: bool = False
     return_tokens: bool = False
     t_max_predict_ms: int = Field(0, ge=-1, le=MAX_INT32)  # since the first token, after a new line; 0: no limit
     response_fields: list[Annotated[str, Field(max_length=256)]] | None = Field(None, max_length=MAX_FIELDS)
@@ -87,7 +86,6 @@ async def make_native_params(body: NativeBody, model: ServedModel, tenant: str) 
         model.defaults,
         max_tokens=body.max_output,
         logprobs=body.n_probs or None,
-        post_sampling_probs=body.post_sampling_probs,
         structured_outputs=read_constraint(body),
     )
 
