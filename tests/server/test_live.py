@@ -110,7 +110,7 @@ def test_only_the_admin_watches_and_only_so_many(keeping: RunningServer) -> None
 def test_a_slow_client_is_explained_while_it_is_slow(keeping: RunningServer) -> None:
     host, port = keeping.url.removeprefix("http://").split(":")
     body = json.dumps({"prompt": [20] * 40, "max_tokens": 3500, "ignore_eos": True, "stream": True, "logprobs": 20})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\nx-request-id: slow-reader\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\nx-request-id: slow-reader\r\n"
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((host, int(port)))

@@ -15,6 +15,13 @@ _GROUPS = {
     "Log": "access_log log_format otlp_traces_endpoint",
 }
 SERVER_GROUPS = {name: group for group, names in _GROUPS.items() for name in names.split()}
+RARE = (  # of groups that help explains
+    *("admin_key_file", "router_key_file", "allowed_origins", "ssl_certfile", "ssl_keyfile", "allow_delete"),
+    "trust_request_chat_template",
+)
+FOREMOST = (  # of groups that help lists by name alone; explained where there is room
+    *("device", "gpu_memory_utilization", "max_model_len", "kv_cache_tokens", "threads"),
+)
 MACHINES = (  # of the engine, in `serve --help` by --nnodes alone, which docs/parallel.md explains
     *("node_rank", "master_addr", "master_port", "distributed_secret_file", "ray_placement"),
     *("distributed_tls_certfile", "distributed_tls_keyfile", "distributed_tls_ca"),
