@@ -60,7 +60,11 @@ def test_the_live_view_shows_rows_and_blocks(keeping: RunningServer) -> None:
         first = next(looks)
         thread.start()
         found = next(
-            look for look in looks if look["models"][0]["rows"] and look["models"][0]["rows"][0]["output_tokens"]
+            look
+            for look in looks
+            if look["models"][0]["rows"]
+            and look["models"][0]["rows"][0]["output_tokens"]
+            and look["models"][0]["rates"]["ttft_ms"]  # while the answer goes on
         )
     thread.join()
     assert first["time"] == pytest.approx(time.time(), abs=30)

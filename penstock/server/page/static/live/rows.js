@@ -67,9 +67,9 @@ function makeRow(data) {
     cell("Drafts", drafts), cell("Preempted", preempted), cell("Age", age));
 
   function update(one) {
-    state.textContent = one.state;
+    state.textContent = one.replica === undefined ? one.state : `${one.state} · replica ${one.replica}`;
     state.className = `state state-${STATES[one.state] ? one.state : "other"}`;
-    state.title = [STATES[one.state], one.replica !== undefined && `on replica ${one.replica}`].filter(Boolean).join(", ");
+    state.title = STATES[one.state] ?? "";
     const computed = Math.min(one.computed_tokens, one.prompt_tokens);
     prompt.update([Math.min(one.cached_tokens, one.prompt_tokens), computed], one.prompt_tokens,
       `${count(computed)} / ${count(one.prompt_tokens)}${one.cached_tokens ? ` (${count(one.cached_tokens)} cached)` : ""}`);
