@@ -144,7 +144,7 @@ class EngineConfig:
         False, "treat control tokens spelled in messages as such; unsafe: users can forge turns"
     )
     device: str = option("auto", "auto: a free GPU, else the CPU", DEVICES)
-    gpu_memory_utilization: float = option(0.9, "share of GPU memory that the engine may fill", least=0.05, most=1.0)
+    gpu_memory_utilization: float = option(0.9, "share of GPU memory to fill", least=0.05, most=1.0)
     enforce_eager: bool = option(False, "disable CUDA graphs")
     deterministic: bool = option(
         False, "bitwise reproducible answers on a GPU in any batch; slower (a CPU always has them)"
@@ -258,6 +258,8 @@ class EngineConfig:
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
         if isinstance(given := options.get("speculative_config"), dict):
             options["speculative_config"] = json.dumps(given, default=str)
+        if options.get("max_cpu_loras") and "max_loras" not in options:
+            options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:

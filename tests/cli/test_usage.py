@@ -87,7 +87,7 @@ def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.Captur
 def test_help_is_short_and_help_all_explains(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for width, most in ((80, 50), (120, 44)):
+    for width, most in ((80, 52), (120, 46)):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main([command, "--help"]) == 0
         short = capsys.readouterr().out

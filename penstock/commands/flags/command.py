@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.commands.flags.groups import FOREMOST, MACHINES, RARE
+from penstock.commands.flags.spelling import normalize
 
 SAMPLING, STRUCTURE = "Sampling", "Form of the answer"
 RARE_SAMPLING, ENGINE = "More sampling", "Engine"
@@ -19,7 +20,6 @@ LIMITS, SPEECH, LOG = "Limits", "API", "Log"  # of the server
 NAMES_ALONE = (RARE_SAMPLING, SPEECH, LIMITS, LOG, ENGINE)  # groups that --help lists and --help-all explains
 ALL = "--help-all"
 VALUES = {"int": "N", "float": "X"}  # how help names a value of a type; TEXT for any other
-MODULES = "--lora-modules"
 USAGE_ERROR: Any = typer.BadParameter.__base__  # click's UsageError: typer vendors click
 
 
@@ -28,7 +28,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, spread_modules(args))
+            return super().parse_args(ctx, normalize(args, {name for param in self.params for name in param.opts}))
         except USAGE_ERROR as error:
             if "unexpected extra argument" in error.message and any("--model" in param.opts for param in self.params):
                 error.message += ": name each further model with --model"
@@ -74,19 +74,6 @@ def shorten_flags(flags: str) -> str:
     """Write a switch as `--[no-]name`, and a value by one short word."""
     flags = re.sub(r"--([\w-]+) / --no-\1", r"--[no-]\1", flags)
     return re.sub(r"<(?:list\[)?(\w+)]?>", lambda found: VALUES.get(found[1], "TEXT"), flags)
-
-
-def spread_modules(args: list[str]) -> list[str]:
-    """Repeat --lora-modules before each adapter: vLLM's takes several."""
-    spread: list[str] = []
-    names_modules = False
-    for arg in args:
-        is_module = "=" in arg and not arg.startswith("-") or arg.startswith(("{", "["))
-        if names_modules and is_module and spread[-1] != MODULES:
-            spread.append(MODULES)
-        names_modules = arg == MODULES or names_modules and is_module
-        spread.append(arg)
-    return spread
 
 
 def _wrap(panel: str, names: list[str], width: int) -> str:

@@ -11,7 +11,10 @@ _GROUPS = {
         max_queued_requests max_queued_tokens request_timeout max_body_mb max_files_mb memory_budget_gb keep_alive
         shutdown_timeout hang_timeout data_parallel_size role
     """,
-    "API": "served_model_name lora_modules unknown_fields tool_call_parser reasoning_parser public_prefix data_folder",
+    "API": """
+        served_model_name lora_modules unknown_fields tool_call_parser reasoning_parser public_prefix data_folder
+        root_path enable_force_include_usage return_tokens_as_token_ids
+    """,
     "Log": "access_log log_format otlp_traces_endpoint",
 }
 SERVER_GROUPS = {name: group for group, names in _GROUPS.items() for name in names.split()}
