@@ -225,7 +225,7 @@ def test_replicas_are_shown_with_their_roles(tab: LiveTab, tmp_path: Path) -> No
         tab.open(f"{running.url}/#/live")
         tab.wait("document.querySelectorAll('.replica').length === 2")
         with load(running, 2, max_tokens=3000):
-            tab.wait("document.querySelector('.state-decode')?.innerText === 'decode · replica 1'")
+            tab.wait("document.querySelector('td:has(.state-decode)')?.innerText.includes('replica 1')")
             tab.wait("document.querySelectorAll('.replica')[1].innerText.includes('2 answers')")
             picture(tab, "replicas")
         first, second = tab.run("[...document.querySelectorAll('.replica')].map((one) => one.innerText)")
