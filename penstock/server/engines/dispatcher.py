@@ -100,6 +100,9 @@ class Dispatcher:
         num_written: dict[str, int] = {}  # tokens by tenant
         for delta in deltas:
             part = find(delta.request_id)
+            if part is not None and part.flight.request.beam and delta.sibling:
+                part.flight.collector.push(delta)  # a beam beside the best one, whose delta comes last
+                continue
             if part is None or delta.sibling not in part.siblings:
                 continue
             flight = part.flight

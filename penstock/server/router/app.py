@@ -30,6 +30,8 @@ OWN: dict[tuple[str, str], Handler] = {
     ("GET", "/health"): routes.ready,
     ("GET", "/health/live"): routes.live,
     ("GET", "/health/ready"): routes.ready,
+    ("GET", "/ping"): routes.ready,
+    ("POST", "/ping"): routes.ready,
     ("GET", "/version"): routes.version,
     ("GET", "/metrics"): routes.metrics,
     ("GET", "/info"): routes.info,
