@@ -166,6 +166,7 @@ async def list_running(request: Request) -> Response:
 
 async def reset_prefix_cache(request: Request) -> Response:
     for one in server_of(request).catalog:
+        one.sessions.forget()
         if one.engine is not None:
             one.engine.forget_prefixes()
     return json_response({"status": "ok"})
