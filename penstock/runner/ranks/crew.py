@@ -126,12 +126,12 @@ class Crew:
         """Tell each rank what to load, and listen to them from now on."""
         for rank, setup in setups.items():
             thread = threading.Thread(target=self._listen, args=(rank,), name=f"penstock-rank-{rank}", daemon=True)
-            self._threads.append(thread)
             self._send(rank, setup)
             thread.start()
+            self._threads.append(thread)
         beat = threading.Thread(target=self._beat, name="penstock-rank-pulse", daemon=True)
-        self._threads.append(beat)
         beat.start()
+        self._threads.append(beat)
 
     def join(self) -> RankLink | None:
         """Wait until all ranks are ready; returns the connection of the stage before, if there is one."""

@@ -11,6 +11,7 @@ from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
 from penstock.engine.plan import Plan
 from penstock.errors import RankLost
 from penstock.host.machine import free_memory_bytes, resident_bytes
+from penstock.host.parent import ORPHANED
 from penstock.layers import Received
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
@@ -19,7 +20,6 @@ from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
 from penstock.runner.ranks.link import LinkClosed, RankLink
 from penstock.runner.ranks.messages import Compute, End, Pulse, Tell, Told, ToRank, decode_to_rank, encode
 
-ORPHANED = 3
 ANSWERING_S = 0.01  # between looks at adapters that are being read
 
 
