@@ -72,8 +72,8 @@ def make_settings() -> str:
         "Every setting is a flag (`max_num_seqs` is `--max-num-seqs`), a key of `--config` files, and",
     ]
     parts.append(
-        "those of the engine are arguments of `LLM(…)`. `/info` says each value and why; `serve` lists at its start what\n"
-        "differs from the defaults.\n"
+        "those of the engine are arguments of `LLM(…)`. `/info` says each value and why; `serve` lists at its start\n"
+        "what differs from the defaults.\n"
     )
     for title, config in (("The engine's", EngineConfig), ("The server's", ServerConfig)):
         rows = ((f"`{option.name}`", _show_default(option), option.metadata["help"]) for option in fields(config))
