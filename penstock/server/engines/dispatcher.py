@@ -60,6 +60,7 @@ class Dispatcher:
         self.flights: dict[str, InFlightRequest] = {}  # with at least one part started
         self.unwritten = UnwrittenDeltas()
         self._lost: deque[RequestPart] = deque()  # lost in a crash, not yet resent
+        self._held: tuple[int, ...] | None = None  # the load when all were left waiting
 
     def open(self, replica: Replica, max_rows: int, cache_tokens: int = 0) -> None:
         """Start dispatching to an engine that runs `max_rows` sequences at once."""
@@ -230,12 +231,23 @@ class Dispatcher:
             if replica.is_open and len(replica.quarantine):
                 for part in replica.quarantine.next_group(time.monotonic()):
                     self._start(part, replica)
-        while len(self.admission) and (self.replicas.has_room or self._preempt()):
-            self._start_next()
+        if self._held is not None and self._held == self.replicas.measure(len(self.admission)):
+            return
+        self._held = None
+        placement = self.replicas if len(self.replicas) > 1 else None
+        while self._held is None and len(self.admission):
+            if self.replicas.has_room:
+                self._held = None if self._start_next(placement) else self.replicas.measure(len(self.admission))
+            elif self._preempt():
+                self._start_next(None)
+            else:
+                return
 
-    def _start_next(self) -> None:
-        flight = self.admission.next(self.replicas.fits if len(self.replicas) > 1 else None)
-        assert flight is not None
+    def _start_next(self, placement: Replicas | None) -> bool:
+        """Send the next request; False if those that could be next had better wait for engines without room."""
+        flight = self.admission.next(placement)
+        if flight is None:
+            return False
         replica = self.replicas.choose_with_room(flight)
         part = flight.parts.popleft()
         rest = part.split(max(1, min(MAX_PART_SIBLINGS, (replica.max_rows or 1) // MIN_PARTS)))
@@ -245,6 +257,7 @@ class Dispatcher:
             self.admission.put_back(flight)
         self.flights[flight.request.id] = flight
         self._start(part, replica)
+        return True
 
     def _start(self, part: RequestPart, replica: Replica) -> None:
         flight = part.flight
