@@ -17,6 +17,7 @@ from penstock.server.engines.direct import UnwrittenDeltas
 from penstock.server.engines.in_flight import STARTED_COST, InFlightRequest, Occupancy, RequestPart
 from penstock.server.engines.process import PREFILL
 from penstock.server.engines.replica import Replica, Replicas, can_hand_over
+from penstock.server.observe.ranks import RankLoss
 from penstock.types import Delta
 
 log = logging.getLogger("penstock.engine")
@@ -166,7 +167,7 @@ class Dispatcher:
             self._fail(part.flight, InvalidRequest(error))
             self.dispatch()
 
-    def handle_death(self, replica: Replica, was_ready: bool) -> None:
+    def handle_death(self, replica: Replica, was_ready: bool, loss: RankLoss | None = None) -> None:
         """Keep a dead engine's requests for the others or its successor, except those that crash it."""
         parts = [part for part in self.parts if part.engine is replica]
         for part in parts:
@@ -174,9 +175,10 @@ class Dispatcher:
         replica.clear()
         lost, condemned = replica.quarantine.handle_death(parts, was_ready)
         self._lost.extend(lost)
+        why = "the engine died and was restarted" if loss is None else loss.explain()
         for part in (*lost, *replica.quarantine):
-            part.flight.trace.num_restarts += 1
-            part.flight.follow(part.siblings, "restart", "the engine died and was restarted")
+            part.flight.trace.restart(loss)
+            part.flight.follow(part.siblings, "restart", why)
         for part in condemned:
             self._fail(part.flight, EngineFailed("this request crashed the engine each time it ran; it is not retried"))
         self.dispatch()
@@ -273,6 +275,8 @@ class Dispatcher:
         replica.add(part, self.replicas.digest(flight))
         if has_others:
             flight.trace.place(replica.number)
+        if replica.ranks:
+            flight.trace.place_on_ranks(replica.number, replica.ranks)
         if request.is_guided:
             flight.follow(part.siblings, "grammar")
         else:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.engine.messages import Abort, Add
+from penstock.engine.messages import Abort, Add, RankRecord
 from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
 from penstock.server.engines.process import BOTH, DECODE, PREFILL
 from penstock.server.engines.quarantine import Quarantine
@@ -29,6 +29,7 @@ class Replica:
         self.number, self.send, self.role = number, send, role
         self.max_rows: int | None = None  # of the present process
         self.num_slots = 0  # for adapters
+        self.ranks: Sequence[RankRecord] = ()  # of the present process, where there are several
         self.quarantine = Quarantine()
         self.prefixes = SentPrefixes()
         self.num_rows = 0
