@@ -131,7 +131,7 @@ class NativeAnswer:
             "index": number * self._num_each + index,
             "content": "" if self._is_silent else text,
             "tokens": ids if shows_ids else [],
-            "id_slot": 0,
+            "id_slot": max(0, self._body.id_slot or 0),
             "tokens_predicted": 0 if self._is_silent else len(self._answers[number][index].ids),
             "tokens_evaluated": len(self._generation.flights[number].request.tokens),
         }
