@@ -66,7 +66,10 @@ def test_every_dialect_passes_through(fleet: Fleet) -> None:
         ("/v1/responses", {"input": "hi", "max_output_tokens": 3, "temperature": 0}),
         ("/api/chat", {"messages": messages, "stream": False, "options": {"num_predict": 3, "temperature": 0}}),
         ("/generate", {"inputs": "hi", "parameters": {"max_new_tokens": 3}}),
+        ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 3, "temperature": 0}}),
+        ("/completion", {"prompt": "hi", "n_predict": 3, "temperature": 0}),
         ("/tokenize", {"prompt": "hi"}),
+        ("/tokenize", {"content": "hi"}),
     ]
     for path, body in asks:
         answers = [httpx.post(f"{url}{path}", json=body) for url in (fleet.url, fleet.servers[0].url)]
@@ -74,6 +77,8 @@ def test_every_dialect_passes_through(fleet: Fleet) -> None:
         assert answers[0].json().keys() == answers[1].json().keys()
     listed = httpx.get(f"{fleet.url}/v1/models").json()
     assert [card["id"] for card in listed["data"]] == ["tiny"]
+    assert httpx.get(f"{fleet.url}/models").json() == listed
+    assert httpx.get(f"{fleet.url}/v1/health").status_code == 200
     refused = httpx.post(f"{fleet.url}/v1/completions", json={"prompt": "hi", "max_tokens": -7})
     assert refused.status_code == 400 and "max_tokens" in refused.text
     assert httpx.get(f"{fleet.url}/nowhere").status_code == 404

@@ -30,12 +30,15 @@ OWN: dict[tuple[str, str], Handler] = {
     ("GET", "/health"): routes.ready,
     ("GET", "/health/live"): routes.live,
     ("GET", "/health/ready"): routes.ready,
+    ("GET", "/v1/health"): routes.ready,
+    ("GET", "/health_generate"): routes.ready,
     ("GET", "/ping"): routes.ready,
     ("POST", "/ping"): routes.ready,
     ("GET", "/version"): routes.version,
     ("GET", "/metrics"): routes.metrics,
     ("GET", "/info"): routes.info,
     ("GET", "/v1/models"): routes.merge_lists,
+    ("GET", "/models"): routes.merge_lists,
     ("GET", "/v1/files"): routes.merge_lists,
     ("GET", "/v1/batches"): routes.merge_lists,
     ("POST", "/v1/files"): routes.upload,
@@ -43,6 +46,7 @@ OWN: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/unload_lora_adapter"): routes.tell_all,
     ("POST", "/lora-adapters"): routes.tell_all,
     ("POST", "/admin/reset_prefix_cache"): routes.tell_all,
+    ("POST", "/flush_cache"): routes.tell_all,
     ("POST", "/admin/models/load"): routes.tell_all,
     ("POST", "/admin/models/unload"): routes.tell_all,
     ("GET", "/admin/upstreams"): routes.list_upstreams,
@@ -50,7 +54,7 @@ OWN: dict[tuple[str, str], Handler] = {
 }
 LEFT_OUT = {  # of one server
     *("/", "/admin/live", "/admin/running", "/admin/models", "/docs", "/api/pull", "/api/delete"),
-    *("/slots", "/slots/{id}"),
+    *("/slots", "/slots/{id}", "/responses"),
 }
 KEPT = ("/v1/responses/{id", "/v1/files/{id", "/v1/batches/{id", "/admin/requests/{id")  # by one server; {id:path} too
 

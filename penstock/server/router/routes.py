@@ -81,6 +81,9 @@ async def ask_owner(request: Request) -> Response:
     )
 
 
+MODEL_PATHS = ("/v1/models", "/models")
+
+
 async def tell_all(request: Request) -> Response:
     """Tell every server; the first that refuses gives the answer."""
     router = router_of(request)
@@ -119,12 +122,12 @@ async def merge_lists(request: Request) -> Response:
             listed = msgspec.json.decode(text)
             for entry in listed["data"]:
                 entries.setdefault(str(entry["id"]), entry)
-                if request.url.path != "/v1/models":
+                if request.url.path not in MODEL_PATHS:
                     pool.sticky.put(str(entry["id"]), upstream)
             merged = {**listed, "has_more": bool(merged.get("has_more") or listed.get("has_more"))}
     data = list(entries.values())
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data and "first_id" in merged else {}
-    if request.url.path == "/v1/models":
+    if request.url.path in MODEL_PATHS:
         merged.pop("has_more", None)
     return json_response({**merged, "data": data, **ends})
 
