@@ -174,6 +174,10 @@ def test_several_texts_are_tokenized(server: RunningServer) -> None:
     one, two = (post(server, "/v1/tokenize", prompt=text).json()["tokens"] for text in ("One, two", ""))
     several = post(server, "/tokenize", prompt=["One, two", ""]).json()
     assert several["tokens"] == [one, two] and several["count"] == [len(one), 0]
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    plain, with_tools = (post(server, "/tokenize", messages=HI, tools=some).json()["count"] for some in ([], tools))
+    without = post(server, "/tokenize", messages=HI, tools=tools, tool_choice="none").json()["count"]
+    assert without == plain < with_tools
     ids = [1, *one, 2]
     assert post(server, "/v1/detokenize", tokens=ids, skip_special_tokens=True).json()["text"] == "One, two"
     assert post(server, "/detokenize", tokens=ids).json()["text"] == "<|im_start|>One, two<|im_end|>"

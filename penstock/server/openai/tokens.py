@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -38,6 +38,7 @@ class TokenizeBody(RequestBody):
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ChatTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None  # "none": without the tools
 
     @model_validator(mode="after")
     def _check_fields(self) -> TokenizeBody:
@@ -63,7 +64,8 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         if tokenizer.chat_template is None:
             raise InvalidRequest(f"{model.name} has no chat template: give a prompt")
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+        given = () if body.tool_choice == "none" else body.tools or ()
+        tools = [tool.model_dump(exclude_none=True) for tool in given]
         model.text.intake.check_length(sum(message.num_chars for message in body.messages), cut=True)
         messages, values = await prepare_template_input(
             body.messages,
