@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from penstock.api.model_files import find_model
 from penstock.api.ranks.identity import identify, require_credentials
 from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share
 from penstock.config import EngineConfig, Resolved
-from penstock.errors import InvalidConfig, PenstockError
+from penstock.errors import InvalidConfig, PenstockError, RankLost
 from penstock.host.machine import free_memory_bytes, hold_few_heaps, settle_collector
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.models.decoder import Decoder
@@ -71,7 +72,9 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, PenstockError):
             traceback.print_exc()
-        link.send(encode(Lost(str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")))
+        text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        with suppress(LinkClosed):  # rank 0 has noticed
+            link.send(encode(Lost(text, error.rank if isinstance(error, RankLost) else -1)))
         return 1
     finally:
         link.close()
@@ -143,11 +146,12 @@ def _join(
     inlet = outlet = None
     if onward is not None:
         onward.send(encode(HiddenFlow(task.rank)))
-        outlet = Outlet(onward)
+        outlet = Outlet(onward, task.rank - task.layout.num_shards)
     if is_later(runner):
-        inlet = Inlet(_await_upstream(listener, task.rank + task.layout.num_shards))
+        upstream = task.rank + task.layout.num_shards
+        inlet = Inlet(_await_upstream(listener, upstream), upstream)
     listener.close()
-    return Follower(runner, link, pulses, inlet, outlet)
+    return Follower(runner, link, pulses, inlet, outlet, task.rank - task.layout.shard(task.rank))
 
 
 def _await_upstream(listener: Listener, rank: int) -> RankLink:

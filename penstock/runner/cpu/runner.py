@@ -15,6 +15,7 @@ from penstock.draft.drafters import Drafters
 from penstock.engine.draft_tree import find_child
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
+from penstock.errors import RankLost
 from penstock.layers import Head
 from penstock.layers.memory import KvCache, LatentCache
 from penstock.models.decoder import Decoder, Encoder
@@ -142,6 +143,8 @@ class Runner:
                 return Result(plan.number, lost=is_lost)
             self._prepare_memory(plan)
             return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
+        except RankLost:
+            raise  # of other ranks' steps too
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
 
