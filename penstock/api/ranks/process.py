@@ -34,14 +34,14 @@ from penstock.passes.adapt import LoraTable
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.ranks.backends.task import REFUSED, RankTask, decode_task
-from penstock.runner.ranks.crew import PULSE_S
-from penstock.runner.ranks.flow import Inlet, Outlet
-from penstock.runner.ranks.follower import Follower, Pulses, is_later
+from penstock.runner.ranks.flow import HiddenReceiver, HiddenSender
+from penstock.runner.ranks.follower import Follower, RankHeartbeat, is_later
+from penstock.runner.ranks.group import HEARTBEAT_S
 from penstock.runner.ranks.link import Credentials, LinkClosed, Listener, RankLink, connect
 from penstock.runner.ranks.messages import (
     Hello,
-    HiddenFlow,
-    Lost,
+    HiddenHello,
+    RankFailed,
     RankRefused,
     Setup,
     decode_from_rank,
@@ -74,7 +74,7 @@ def main() -> int:
             traceback.print_exc()
         text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         with suppress(LinkClosed):  # rank 0 has noticed
-            link.send(encode(Lost(text, error.rank if isinstance(error, RankLost) else -1)))
+            link.send(encode(RankFailed(text, error.rank if isinstance(error, RankLost) else -1)))
         return 1
     finally:
         link.close()
@@ -99,8 +99,8 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
             print(f"error: {setup.error}", file=sys.stderr)
             return REFUSED
         assert isinstance(setup, Setup)
-        pulses = Pulses(link)
-        pulses.start()
+        heartbeat = RankHeartbeat(link)
+        heartbeat.start()
         layout = task.layout
         mesh = open_mesh(
             "shm", layout.shard(task.rank), layout.num_shards, segment or setup.segment, timeout_s=MESH_TIMEOUT_S
@@ -110,7 +110,7 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
         if checkpoint:
             checkpoint.close()
     onward = None if setup.next_address is None else connect(setup.next_address, credentials, task.wait_s)
-    follower = _join(task, runner, listener, onward, link, pulses)
+    follower = _join(task, runner, listener, onward, link, heartbeat)
     settle_collector()
     gc.enable()
     follower.serve()
@@ -140,28 +140,33 @@ def _load(rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Che
 
 
 def _join(
-    task: RankTask, runner: Runner, listener: Listener, onward: RankLink | None, link: RankLink, pulses: Pulses
+    task: RankTask,
+    runner: Runner,
+    listener: Listener,
+    onward: RankLink | None,
+    link: RankLink,
+    heartbeat: RankHeartbeat,
 ) -> Follower:
     """Connect with the stages after and before."""
-    inlet = outlet = None
+    receiver = sender = None
     if onward is not None:
-        onward.send(encode(HiddenFlow(task.rank)))
-        outlet = Outlet(onward, task.rank - task.layout.num_shards)
+        onward.send(encode(HiddenHello(task.rank)))
+        sender = HiddenSender(onward, task.rank - task.layout.num_shards)
     if is_later(runner):
         upstream = task.rank + task.layout.num_shards
-        inlet = Inlet(_await_upstream(listener, upstream), upstream)
+        receiver = HiddenReceiver(_await_upstream(listener, upstream), upstream)
     listener.close()
-    return Follower(runner, link, pulses, inlet, outlet, task.rank - task.layout.shard(task.rank))
+    return Follower(runner, link, heartbeat, receiver, sender, task.rank - task.layout.shard(task.rank))
 
 
 def _await_upstream(listener: Listener, rank: int) -> RankLink:
     """Wait for the connection of the stage before."""
     while True:
-        link = listener.accept(PULSE_S)
+        link = listener.accept(HEARTBEAT_S)
         if link is None:
             continue
-        flow = decode_from_rank(link.receive(PULSE_S))
-        if isinstance(flow, HiddenFlow) and flow.rank == rank:
+        hello = decode_from_rank(link.receive(HEARTBEAT_S))
+        if isinstance(hello, HiddenHello) and hello.rank == rank:
             return link
         link.close()
 
