@@ -68,7 +68,7 @@ class Ranks:
 
     @property
     def share(self) -> ModelSpec:
-        """Rank 0's own."""
+        """The spec of rank 0."""
         return self._shares[0]
 
     def cut_cache(self, grouping: Grouping, settings: Resolved) -> Grouping:
