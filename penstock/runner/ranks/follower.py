@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
-from penstock.engine.plan import Plan
 from penstock.errors import RankLost
 from penstock.host.machine import free_memory_bytes, resident_bytes
 from penstock.host.parent import ORPHANED
@@ -17,12 +16,14 @@ from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.facts import count_held
 from penstock.runner.ranks.flow import HiddenReceiver, HiddenSender, Inbox
 from penstock.runner.ranks.group import HEARTBEAT_S, MAX_SILENCE_S
+from penstock.runner.ranks.keeping import keep
 from penstock.runner.ranks.link import LinkClosed, RankLink
 from penstock.runner.ranks.messages import (
     Compute,
     ControlAnswer,
     ControlMessage,
     End,
+    KeepBlocks,
     RankBeat,
     ToRank,
     decode_to_rank,
@@ -88,13 +89,21 @@ class Follower:
                 continue
             message: ToRank = decode_to_rank(frame)
             if isinstance(message, End):
+                self._runner.close()
                 return
             if isinstance(message, Compute):
-                self._compute(message.plan)
+                self._compute(message)
+            elif isinstance(message, KeepBlocks):
+                answer = keep(message, self._runner.memory, self._runner.store)
+                self._link.send(encode(ControlAnswer(message.number, answer)))
             elif isinstance(message, ControlMessage):
                 self._obey(message)
 
-    def _compute(self, plan: Plan) -> None:
+    def _compute(self, message: Compute) -> None:
+        plan = message.plan
+        if message.is_lost or not plan.rows:
+            self._runner.apply(plan)
+            return
         if self._receiver is not None:
             first: Received = self._runner.model.embedding  # type: ignore[assignment]
             first.take(self._receiver.receive(plan.number))
