@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -26,8 +25,6 @@ from penstock.models.files.safetensors import SafetensorsCheckpoint
 from penstock.quant.coded import Coded
 from penstock.quant.ints import quantize
 from penstock.quant.packed import Stored
-
-_log = logging.getLogger(__name__)
 
 Find = Callable[[Parts, Config], list[QuantizedMatrix]]
 
@@ -54,6 +51,7 @@ PARTS = frozenset(
 # Scales of activations, which are rounded by their own range here, and of keys and values.
 ACTIVATION_SCALES = frozenset("input_scale input_zero_point input_global_scale activation_scale output_scale".split())
 KV_SCALES = frozenset("k_scale v_scale kv_scale q_scale prob_scale k_zero_point v_zero_point".split())
+MAX_SCALES = 1024  # of one tensor: a scale for each head
 WIDE = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 
 
@@ -124,11 +122,20 @@ class QuantizedCheckpoint:
         twice = next((name for name in kept if name in self.matrices), None)
         if twice is not None:
             raise InvalidModel(f"{self.path}: tensor {quote_name(twice)} is stored both plain and quantized")
-        if any(name.rpartition(".")[2] in KV_SCALES for name in file.names()):
-            _log.info("%s: scales of keys and values are not used: the cache has its own dtype", self.path)
         self._names = [*kept, *self.matrices]
         self.wide = self._find_wide()
         self.quantization = self._describe(str(method))
+
+    def describe_kv_scales(self) -> str:
+        """Count the scales of keys and values, which no cache here uses, and name their range; empty if there are
+        none."""
+        found = [name for name in self.file.names() if name.rpartition(".")[2] in KV_SCALES]
+        values = torch.cat(
+            [self.file.tensor(name).float().flatten()[:MAX_SCALES] for name in found] or [torch.zeros(0)]
+        )
+        values = values[values.isfinite()]
+        between = f" ({values.min():.3g} to {values.max():.3g})" if len(values) else ""
+        return f"{len(found)} scales of keys and values{between}" if found else ""
 
     def _find(self, find: Find, parts: Parts, settings: Mapping[str, Any]) -> list[QuantizedMatrix]:
         reader = Config(settings, path="quantization_config.")
