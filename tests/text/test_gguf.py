@@ -239,7 +239,7 @@ def test_an_unnamed_splitting_goes_by_architecture(bpe, caplog, naive_bytes):
     "change, words",
     [
         ({K + "model": None}, ["no tokenizer.ggml.model", "skip_tokenizer_init"]),
-        ({K + "model": "rwkv"}, ["'rwkv'", "gpt2, llama, gemma4, bert, t5"]),
+        ({K + "model": "plamo2"}, ["'plamo2'", "gpt2, llama, gemma4, bert, t5, rwkv"]),
         ({K + "model": 7}, ["must be a string"]),
         ({K + "pre": "klingon"}, ["'klingon'", "llama-bpe", "skip_tokenizer_init"]),
         ({K + "tokens": []}, ["tokens is missing or empty"]),
