@@ -5,6 +5,7 @@ Groups are made directly, not as torch's one default group: a process may be in 
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class TorchMesh:
         self.rank, self.size, self.in_order = rank, size, in_order
         self._group = group
         self._failure: RankLost | None = None
+        atexit.register(self.close)  # a group whose threads still run when Python is gone aborts the process
 
     def _finish(self, begin: Callable[[], Any]) -> None:
         """Begin an exchange and wait for it; after a failure the group is of no more use."""
@@ -84,6 +86,7 @@ class TorchMesh:
     def close(self) -> None:
         self._failure = self._failure or RankLost(f"rank {self.rank} has left the mesh")
         self._group = None  # its connections close
+        atexit.unregister(self.close)
 
 
 def _shorten(error: Exception) -> str:
