@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, quote
 from penstock.text.tokenizers import rwkv, sentencepiece, wordpiece
 from penstock.text.tokenizers.pre_tokenizers import BY_ARCHITECTURE, SPLITTINGS, Splitting
 from penstock.text.tokenizers.vocabulary import REMEDY, TURN_ENDS, Vocabulary, add_tokens, refuse_damage
@@ -91,7 +91,10 @@ class TokenizerMetadata:
         found = {}
         for key in self.values:
             if key == TEMPLATE_KEY or key.startswith(TEMPLATE_KEY + "."):
-                text = self._value(key, str, "a string")
+                text = self._value(key, str, "a string") or ""
+                if "{" not in text and text != rwkv.TEMPLATE_NAME:  # a name that another program gives a template
+                    _log.warning("%s: %s=%s is no Jinja template, and is left out", self.origin, key, quote(text))
+                    continue
                 found[key[len(TEMPLATE_KEY) + 1 :] or "default"] = rwkv.TEMPLATE if text == rwkv.TEMPLATE_NAME else text
         return found
 

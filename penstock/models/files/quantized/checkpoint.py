@@ -57,9 +57,17 @@ WIDE = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16"
 
 def find_settings(file: SafetensorsCheckpoint) -> dict[str, Any] | None:
     """Return a folder's quantization settings, wherever its writer put them; None if it is not quantized."""
-    found = [(key, file.config[key]) for key in KEYS if file.config.get(key) not in (None, {})]
-    if len(found) == 2 and found[0][1] != found[1][1]:
-        raise InvalidModel(f"{file.path}: config keys {KEYS[0]} and {KEYS[1]} differ: keep one of them")
+    text = file.config.get("text_config")  # where some multimodal models have the text's
+    places = {"": file.config, "text_config.": text if isinstance(text, dict) else {}}
+    found = [
+        (f"{place}{key}", config[key])
+        for place, config in places.items()
+        for key in KEYS
+        if config.get(key) not in (None, {})
+    ]
+    if any(settings != found[0][1] for _, settings in found):
+        names = " and ".join(key for key, _ in found)
+        raise InvalidModel(f"{file.path}: config keys {names} differ: keep one of them")
     if found:
         key, settings = found[0]
         if not isinstance(settings, dict):
@@ -70,6 +78,23 @@ def find_settings(file: SafetensorsCheckpoint) -> dict[str, Any] | None:
         return None
     method = "gptq" if old[0].name == FILES[0] else "awq"
     return {"quant_method": method} | read_object(old[0])
+
+
+def _find_method(file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> Any:
+    """Return the method that the settings name, or that their keys belong to."""
+    method = settings.get("quant_method")
+    if method is not None:
+        return method
+    if "config_groups" in settings or "sparsity_config" in settings:
+        return "compressed-tensors"
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        return "bitsandbytes"
+    if any(name.endswith(".biases") for name in file.names()):
+        raise InvalidModel(
+            f"{file.path}: its weights are in MLX's own format, which is not read: take the model they were made of, "
+            "or a .gguf file of it"
+        )
+    return None
 
 
 def wrap_folder(file: SafetensorsCheckpoint) -> SafetensorsCheckpoint | QuantizedCheckpoint:
@@ -106,9 +131,7 @@ class QuantizedCheckpoint:
         self.file, self.path = file, file.path
         self.config = {key: value for key, value in file.config.items() if key not in KEYS}
         self.generation_config, self.num_bytes = file.generation_config, file.num_bytes
-        method = settings.get("quant_method")
-        if method is None and "config_groups" in settings:
-            method = "compressed-tensors"
+        method = _find_method(file, settings)
         find = METHODS.get(method) if isinstance(method, str) else None
         if find is None:
             raise InvalidModel(
