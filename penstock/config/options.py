@@ -265,6 +265,8 @@ class EngineConfig:
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
         if isinstance(given := options.get("speculative_config"), dict):
             options["speculative_config"] = json.dumps(given, default=str)
+        if options.get("max_cpu_loras") and "max_loras" not in options:
+            options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]
         if isinstance(named := options.get("kv_cache_dtype_skip_layers"), list | tuple):  # as vLLM has them
             options["kv_cache_dtype_skip_layers"] = ",".join(map(str, named)) or None

@@ -13,7 +13,7 @@ from penstock import SamplingParams
 from penstock.api.assemble import bytes_per_token
 from penstock.api.engine.keep import keep_layers
 from penstock.cli import main
-from penstock.commands.flags.command import join_layers
+from penstock.commands.flags.spelling import join_layers
 from penstock.config import EngineConfig
 from penstock.config.cache_dtypes import parse_skips
 from penstock.errors import InvalidConfig

@@ -219,3 +219,24 @@ def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> Non
     tab.wait("document.querySelector('input[type=search]')")
     tab.page.goto("about:blank")  # else it goes on asking, and the browser complains of each refusal
     tab.complaints.clear()
+
+
+def test_ranks_have_a_row_each(chromium: str, tab: LiveTab, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny.write_config(folder / "tiny", vocab_size=320, max_position_embeddings=1024)
+    tiny.write_tokenizer(folder / "tiny")
+    arguments = ["--load-format", "dummy", "--threads", "1", "-pp", "2", "--admin-key", "root"]
+    with RunningServer(str(folder / "tiny"), *arguments) as running:
+        ranks = httpx.get(f"{running.url}/info", headers={"x-api-key": "root"}).json()["models"][0]["ranks"]
+        tab.open(f"{running.url}/#/live", **ROOT)
+        rows = "document.querySelectorAll('.ranks tbody tr')"
+        tab.wait(f"{rows}.length === 2 && [...{rows}].every((row) => row.innerText.includes('up'))")
+        shown = tab.text(".ranks")
+        assert all(f"{one['pid']} on {one['node']}" in shown for one in ranks)
+        picture(tab, "ranks")
+        os.kill(ranks[1]["pid"], signal.SIGKILL)
+        tab.wait("document.querySelector('.ranks').innerText.includes('the engine was back at')")
+        assert f"rank 1 (process {ranks[1]['pid']}" in tab.text(".ranks")
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=60).json()
+        tab.open(f"{running.url}/#/requests/{answer['id']}", **ROOT)
+        tab.wait("document.body.innerText.includes('rank 1: layers 0 to 0')")

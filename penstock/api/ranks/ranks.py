@@ -27,6 +27,7 @@ from penstock.runner.ranks.backends.local import LocalRanks
 from penstock.runner.ranks.backends.task import RankTask
 from penstock.runner.ranks.crew import Backend, Crew
 from penstock.runner.ranks.executor import RankExecutor
+from penstock.runner.ranks.facts import describe_ranks
 from penstock.runner.ranks.flow import Inlet
 from penstock.runner.ranks.link import Credentials, Listener
 from penstock.runner.ranks.messages import Setup
@@ -138,7 +139,9 @@ class Ranks:
     def join(self, runner: Runner) -> RankExecutor:
         """Wait until all have loaded; returns the executor of all."""
         flow = self.crew.join()
-        return RankExecutor(runner, self.crew, None if flow is None else Inlet(flow), self.mesh)
+        facts = describe_ranks(self.crew, runner, [one.stage or range(self.spec.num_layers) for one in self._shares])
+        inlet = None if flow is None else Inlet(flow, self.layout.num_shards)
+        return RankExecutor(runner, self.crew, inlet, self.mesh, facts)
 
     def close(self) -> None:
         self.crew.close()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora
 from penstock.engine.plan import Plan, Result, Row, RowResult
+from penstock.engine.ranks import RankRecord
 from penstock.errors import RankLost
 from penstock.layers import Received
 from penstock.parallel import Mesh
 from penstock.runner.cpu.runner import Runner
-from penstock.runner.ranks.crew import PULSE_S, Crew
+from penstock.runner.ranks.crew import LOSS_S, PULSE_S, Crew
 from penstock.runner.ranks.flow import Inlet
-from penstock.runner.ranks.link import LinkClosed
 from penstock.runner.ranks.messages import Compute, Tell, strip
 
 
@@ -99,8 +100,11 @@ class ToldAll:
 class RankExecutor:
     verifies_trees = False  # accepted paths are moved in the cache, and other ranks do not know them in time
 
-    def __init__(self, runner: Runner, crew: Crew, inlet: Inlet | None, mesh: Mesh) -> None:
+    def __init__(
+        self, runner: Runner, crew: Crew, inlet: Inlet | None, mesh: Mesh, facts: Sequence[RankRecord] = ()
+    ) -> None:
         self.runner, self.crew, self._mesh = runner, crew, mesh
+        self.facts = list(facts)
         self._inlet = inlet
         self._tokens = UntoldTokens(crew.layout.num_shards > 1)
         self._started: deque[StartedPlan] = deque()  # whose part here is not computed
@@ -119,15 +123,16 @@ class RankExecutor:
 
     def _compute(self, plan: Plan) -> Result:
         self.crew.check()
-        if self._inlet is not None:
-            first: Received = self.runner.model.embedding  # type: ignore[assignment]
-            try:
+        try:
+            if self._inlet is not None:
+                first: Received = self.runner.model.embedding  # type: ignore[assignment]
                 first.take(self._inlet.receive(plan.number))
-            except LinkClosed as error:
-                self.crew.lose(self.crew.layout.num_shards, str(error))
-                self.crew.check()
-                raise
-        result = self.runner.run(plan)
+            result = self.runner.run(plan)
+        except RankLost as error:
+            self.crew.await_loss(LOSS_S)
+            self.crew.lose(error.rank, str(error))
+            self.crew.check()
+            raise
         if result.error is not None and self.crew.layout.num_shards > 1:
             self.crew.fail(RankLost(f"rank 0 failed in a step that others are in: {result.error}", 0))
         self.crew.check()

@@ -52,7 +52,10 @@ class RankRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """A rank is ready for plans."""
+    """A rank is ready for plans, and holds so much."""
+
+    weight_bytes: int
+    cache_bytes: int
 
 
 class Compute(msgspec.Struct, frozen=True, tag=True):
@@ -73,13 +76,17 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
-    """A rank cannot go on."""
+    """A rank cannot go on, because of another if that is not -1."""
 
     error: str
+    rank: int = -1
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):
-    """The sender is alive."""
+    """The sender is alive, and its memory is so."""
+
+    resident_bytes: int = 0
+    free_bytes: int = 0  # of its machine
 
 
 class End(msgspec.Struct, frozen=True, tag=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.engine.messages import Mark
+from penstock.engine.messages import Mark, RankRecord
+from penstock.server.observe.ranks import RankLoss, describe_facts
 
 MAX_STAGES = 100  # further ones are in the totals alone
 # states of an answer; the request is in the foremost state of all its answers
@@ -53,6 +54,8 @@ class Trace:
         self.num_drafts = self.num_accepted = 0
         self.num_chunks = self.num_preemptions = self.num_restarts = 0
         self.replicas: list[int] = []  # where its parts ran, where there are several
+        self.ranks: list[tuple[int, Sequence[RankRecord]]] = []  # of the engine processes where its parts ran
+        self.lost_ranks: list[RankLoss] = []  # that ended one of these
         self.outlives_connection = False  # it ends with its last token
         self.parent = ""  # a traceparent header
         self.energy_j: float | None = None
@@ -167,6 +170,17 @@ class Trace:
         if replica not in self.replicas[-1:] and len(self.replicas) < MAX_STAGES:
             self.replicas.append(replica)
 
+    def place_on_ranks(self, replica: int, ranks: Sequence[RankRecord]) -> None:
+        """Record that a part is sent to an engine of several ranks."""
+        if all(one is not ranks for _, one in self.ranks) and len(self.ranks) < MAX_STAGES:
+            self.ranks.append((replica, ranks))
+
+    def restart(self, loss: RankLoss | None) -> None:
+        """Record that the engine of a part has died, and which of its ranks was lost, if that ended it."""
+        self.num_restarts += 1
+        if loss is not None and loss not in self.lost_ranks and len(self.lost_ranks) < MAX_STAGES:
+            self.lost_ranks.append(loss)
+
     def wait_for_client(self, begin_s: float) -> None:
         """Record that a write waited since then for the client to read, until now."""
         now = time.monotonic()
@@ -231,6 +245,7 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
         "status": trace.status,
         "finish_reasons": trace.finish_reasons,
         **({"replicas": trace.replicas} if trace.replicas else {}),
+        **(_format_ranks(trace) if sees_all and trace.ranks else {}),
         "begun": trace.begun_unix_s,
         "stages": stages,
         "totals": {
@@ -248,6 +263,14 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
             "restarts": trace.num_restarts,
             **({} if trace.energy_j is None else {"energy_mj": round(1e3 * trace.energy_j, 3)}),
         },
+    }
+
+
+def _format_ranks(trace: Trace) -> dict[str, Any]:
+    """Format the ranks of all engine processes where a request ran, and those that were lost meanwhile."""
+    return {
+        "ranks": [{"replica": replica, **describe_facts(one)} for replica, ranks in trace.ranks for one in ranks],
+        "lost_ranks": [loss.describe() for loss in trace.lost_ranks],
     }
 
 

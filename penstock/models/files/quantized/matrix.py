@@ -30,7 +30,7 @@ class QuantizedMatrix:
     parts: tuple[str, ...]  # the tensors that it is made of
     read: Callable[[], Coded | torch.Tensor]
     is_packed: bool = True  # as far as the header tells
-    is_rounded: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
+    is_requantized: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Parts:
         return values
 
 
-def name_group(bits: int, group: int, width: int, kind: str = "int") -> str:
-    return f"{kind}{bits}" + (f" g{group}" if group < width else "")
+def name_group(bits: int, group: int, width: int) -> str:
+    return f"int{bits}" + (f" g{group}" if group < width else "")
 
 
 def fits_kernel(group: int, width: int) -> bool:

@@ -4,6 +4,7 @@ import { fill, h } from "../dom.js";
 import { makeBlockMap } from "../live/block_map.js";
 import { follow, historyOf, listEnded } from "../live/feed.js";
 import { makePlot } from "../live/plot.js";
+import { fillRanks } from "../live/ranks.js";
 import { makeEnded, makeRows } from "../live/rows.js";
 import { milliseconds, plural, rate, requestPath, seconds, share } from "../live/words.js";
 
@@ -85,13 +86,15 @@ function makeSection(name) {
   const queue = h("div", { class: "queue" });
   const replicas = h("ul", { class: "muted" });
   const replicasBox = h("section", { class: "box" }, h("h3", { text: "Replicas" }), replicas);
+  const ranks = h("div", { class: "rows-place ranks" });
+  const ranksBox = h("section", { class: "box" }, h("h3", { text: "Ranks" }), ranks);
   const inside = h("div", { class: "live-inside" },
     h("div", { class: "plots" }, plots.map((plot) => plot.element)),
     h("div", { class: "live-pair" },
       h("section", { class: "box box-wide" }, rowsTitle, rows.element),
       h("div", { class: "live-side" },
         h("section", { class: "box" }, h("h3", { text: "Blocks" }), mapSilence, map.element),
-        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue), replicasBox)));
+        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue), replicasBox)), ranksBox);
   const element = h("section", { class: "live-model", "aria-label": name },
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: name, title: name }), state, facts), inside);
 
@@ -111,6 +114,7 @@ function makeSection(name) {
     fillQueue(queue, model.queue);
     replicasBox.hidden = !model.replicas;
     if (model.replicas) fill(replicas, model.replicas.map((one) => h("li", { text: describeReplica(one) })));
+    ranksBox.hidden = !fillRanks(ranks, model);
     map.element.hidden = !model.blocks;
     mapSilence.hidden = Boolean(model.blocks);
     if (model.blocks) map.update(model.blocks);
