@@ -202,9 +202,15 @@ READ: dict[str, tuple[Method, Change, tuple[str, ...]]] = {
     "gptq without g_idx": (GPTQ, lacks("g_idx"), SKIPPED),
     "gptq whole rows, ordered, without g_idx": (others.gptq(4, -1), both(lacks("g_idx"), says(desc_act=True)), SKIPPED),
     "gptq with a head": (GPTQ, says(lm_head=True), ()),
+    "gptq in newer words": (
+        GPTQ,
+        says(format="gptq", pack_dtype="int32", meta={"quantizer": ["gptqmodel:5.7.0"], "vram_strategy": "exclusive"}),
+        SKIPPED,
+    ),
     "gptq in older words": (GPTQ, says(groupsize=32, actorder=False), SKIPPED),
     "gptq with biases of zeros": (GPTQ, give_biases(0), SKIPPED),
     "awq in capitals": (AWQ, says(version="GEMM", ignore=["lm_head"]), SKIPPED),
+    "awq that is said to be symmetric": (AWQ, says(zero_point=False), SKIPPED),
     "awq with a head": (AWQ, says(modules_to_not_convert=[]), ()),
     "integers of two groups": (
         mix(PACK, self_attn=writers.int_quantized("channel")),
@@ -251,7 +257,18 @@ REFUSED: dict[str, tuple[Method, Change, tuple[str, ...], str]] = {
     "gptq marlin": (GPTQ, says(checkpoint_format="marlin"), SKIPPED, "checkpoint_format='marlin' is not supported"),
     "gptq with an adapter": (GPTQ, says(adapter={"name": "lora"}), SKIPPED, "adapter=.* is unknown and may change"),
     "gptq with biases": (GPTQ, give_biases(1), SKIPPED, "down_proj.bias' has no place in the model"),
-    "awq without zeros": (AWQ, says(zero_point=False), SKIPPED, "zero_point=False leaves open .*: save it with"),
+    "gptq of two formats": (
+        GPTQ,
+        says(format="gptq_v2"),
+        SKIPPED,
+        "format='gptq_v2' contradicts checkpoint_format='gptq': keep the one that its writer meant",
+    ),
+    "awq without zeros": (
+        AWQ,
+        both(says(zero_point=False), lacks("qzeros")),
+        SKIPPED,
+        "down_proj.qweight' lacks its part '.*down_proj.qzeros'; fetch the model again",
+    ),
     "ordered without weight_g_idx": (
         writers.pack_quantized(4, 32, order=True),
         lacks("weight_g_idx"),
@@ -283,6 +300,12 @@ REFUSED: dict[str, tuple[Method, Change, tuple[str, ...], str]] = {
     "modelopt": (STATIC, says(quant_method="modelopt"), SKIPPED, "quant_method='modelopt' is unknown"),
     "a scale that is no number": (GPTQ, spoil("scales", np.nan), SKIPPED, "up_proj.scales' holds scales that"),
     "an infinite scale": (PACK, spoil("weight_scale", np.inf), SKIPPED, "up_proj.weight_scale' holds scales that are"),
+    "nvfp4 scales over nothing": (
+        others.nvfp4(),
+        lambda t, c, m: t.update({"model.layers.0.mlp.up_proj.weight_global_scale": torch.zeros(1)}),
+        SKIPPED,
+        "up_proj.weight_global_scale' is 0, and scales are divided by it; fetch the model again",
+    ),
     "an fp8 scale that is no number": (
         others.fp8("row"),
         spoil("weight_scale", np.nan),

@@ -261,7 +261,10 @@ def _find_fp4(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
     used = (packed.name, scale.name, divisor.name)
 
     def read_nv() -> Coded:
-        scales = parts.read_scale(scale).float() / parts.read_scale(divisor).reshape(1, 1).float()
+        divided_by = parts.read_scale(divisor).reshape(1, 1)
+        if not bool(divided_by.any()):
+            parts.refuse(divisor, "is 0, and scales are divided by it")
+        scales = parts.read_scale(scale).float() / divided_by
         return Coded(unpack_nibbles(parts.read(packed)), scales / 2, NVFP4_GROUP, bits=4, levels="FP4")
 
     return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, width % MXFP4_GROUP == 0)

@@ -58,6 +58,8 @@ def find_gptq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     is_v2 = c.choice("checkpoint_format", "format", choices={"gptq": False, "gptq_v2": True}, default="gptq")
     c.only("is_marlin_format", False)
     c.only("pack_dtype", "int32")
+    if c.values.get("format", given := c.values.get("checkpoint_format")) != given and given is not None:
+        c.refuse("format", f"contradicts checkpoint_format={given!r}: keep the one that its writer meant")
     c.ignore("checkpoint_format", "format", *GPTQ_HARMLESS)
     is_ordered = bool(c.values.get("desc_act") or c.values.get("actorder")) and not c.values.get("static_groups")
     usual = Usual(bits, group, is_v2, bool(c.values.get("dynamic")), is_ordered)
@@ -139,9 +141,7 @@ def find_awq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     c.only("bits", 4)
     c.only("w_bit", 4)
     group = _read_group(c, "group_size", "q_group_size")
-    if c.values.get("zero_point") is False:
-        c.refuse("zero_point", "leaves open what stands for zero: save it with zero_point=true, or as symmetric gptq")
-    c.only("zero_point", True)
+    c.only("zero_point", True, False)  # either way a value is its code less its zero
     for key in ("version", "format", "checkpoint_format"):
         form = c.values.get(key)
         if form is not None and str(form).lower() != "gemm":
