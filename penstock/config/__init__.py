@@ -3,6 +3,7 @@
 from penstock.config.cache_dtypes import choose_plain_dtype
 from penstock.config.options import CAPACITIES, POLICIES, TPOT_STEPS, TTFT_STEPS, EngineConfig, check_options, option
 from penstock.config.resolve import (
+    DEFAULT,
     GIB,
     GPU_RESERVE,
     GPU_SEQS,
@@ -18,6 +19,7 @@ from penstock.config.resolve import (
 
 __all__ = [
     "CAPACITIES",
+    "DEFAULT",
     "GIB",
     "GPU_RESERVE",
     "GPU_SEQS",

@@ -111,7 +111,7 @@ async def info(request: Request) -> Response:
             facts = one.facts
             entry |= {
                 **_list_public_facts(one),
-                "path": str(one.path),
+                "path": None if one.path is None else str(one.path),
                 "num_bytes": facts.num_bytes,
                 "kv_cache_bytes": facts.kv_cache_bytes,
                 "load_s": facts.load_s,

@@ -164,8 +164,18 @@ class Crew:
         """Return the answers of all ranks to a control message; None while some are missing."""
         self.check()
         with self._news:
-            found = self._answers.get(number, {})
-            return dict(found) if len(found) == len(self._links) else None
+            return self._answers.pop(number) if self._has_all(number) else None
+
+    def await_answers(self, number: int) -> dict[int, Answer]:
+        """Wait for the answers of all ranks."""
+        with self._news:
+            while not self._has_all(number):
+                self.check()
+                self._news.wait(PULSE_S)
+            return self._answers.pop(number)
+
+    def _has_all(self, number: int) -> bool:
+        return len(self._answers.get(number, ())) == len(self._links)
 
     def wait(self, wait_s: float) -> None:
         """Wait for news, at most so long."""

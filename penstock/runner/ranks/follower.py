@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
-from penstock.engine.plan import Plan
 from penstock.errors import RankLost
 from penstock.host.machine import free_memory_bytes, resident_bytes
 from penstock.host.parent import ORPHANED
@@ -17,8 +16,9 @@ from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
 from penstock.runner.ranks.facts import count_held
 from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
+from penstock.runner.ranks.keeping import keep
 from penstock.runner.ranks.link import LinkClosed, RankLink
-from penstock.runner.ranks.messages import Compute, End, Pulse, Tell, Told, ToRank, decode_to_rank, encode
+from penstock.runner.ranks.messages import Compute, End, KeepBlocks, Pulse, Tell, Told, ToRank, decode_to_rank, encode
 
 ANSWERING_S = 0.01  # between looks at adapters that are being read
 
@@ -72,13 +72,21 @@ class Follower:
                 continue
             message: ToRank = decode_to_rank(frame)
             if isinstance(message, End):
+                self._runner.close()
                 return
             if isinstance(message, Compute):
-                self._compute(message.plan)
+                self._compute(message)
+            elif isinstance(message, KeepBlocks):
+                answer = keep(message, self._runner.memory, self._runner.store)
+                self._link.send(encode(Told(message.number, answer)))
             elif isinstance(message, Tell):
                 self._obey(message)
 
-    def _compute(self, plan: Plan) -> None:
+    def _compute(self, message: Compute) -> None:
+        plan = message.plan
+        if message.is_lost or not plan.rows:
+            self._runner.apply(plan)
+            return
         if self._inlet is not None:
             first: Received = self._runner.model.embedding  # type: ignore[assignment]
             first.take(self._inlet.receive(plan.number))

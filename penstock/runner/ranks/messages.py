@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.cache.store import Transfer
 from penstock.engine.executor import Answer
 from penstock.engine.plan import Admission, Plan
 from penstock.errors import InvalidConfig, quote
@@ -59,7 +60,20 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Compute(msgspec.Struct, frozen=True, tag=True):
+    """A plan's step; where some rank has lost a part of what the plan loads, none computes it."""
+
     plan: Plan
+    is_lost: bool = False
+
+
+class KeepBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Copies between pool and store, and what is to become of the store; `Told` with the same number follows."""
+
+    number: int
+    saves: tuple[Transfer, ...] = ()
+    loads: tuple[Transfer, ...] = ()
+    flush: bool = False
+    forget: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True):
@@ -99,7 +113,7 @@ class HiddenFlow(msgspec.Struct, frozen=True, tag=True):
     rank: int  # whose they are
 
 
-ToRank = Setup | RankRefused | Compute | Tell | Pulse | End
+ToRank = Setup | RankRefused | Compute | KeepBlocks | Tell | Pulse | End
 FromRank = Hello | RankReady | Told | Lost | Pulse | HiddenFlow
 
 encode = msgspec.msgpack.Encoder().encode
