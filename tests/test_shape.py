@@ -153,6 +153,13 @@ ADDED_FLAGS: dict[str, str] = {
         if (command, flag) != ("plan", "distributed-executor-backend")
         and not (command == "serve" and flag in ("enable-expert-parallel", "distributed-executor-backend"))
     },
+    **{
+        f"{command} --kv-cache-dtype-skip-layers": "which layers lose by a quantized cache depends on the model"
+        for command in (
+            *("bench latency", "bench speculation", "bench throughput", "chat", "perplexity"),
+            *("plan", "run", "run-batch", "tune", "verify"),
+        )
+    },
     "serve --nnodes": "how many machines share a model nobody but the operator knows",
     **{
         f"info --{flag}": "what each rank will hold is shown before anything is loaded"

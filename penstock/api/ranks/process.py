@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from penstock.api.drafting import group_states
+from penstock.api.engine.keep import keep_layers
 from penstock.api.engine.load import load_weights
 from penstock.api.engine.start import make_memory
 from penstock.api.model_files import find_model
@@ -130,7 +131,7 @@ def _load(
 ) -> Runner:
     """Load this rank's share, with room for its part of the cache, and open its part of the store."""
     settings = Resolved(**setup.settings, settings=())
-    spec = spec_from_config(described, settings.max_model_len)
+    spec = keep_layers(spec_from_config(described, settings.max_model_len), settings)
     share = cut_share(spec, settings, rank)
     loras = LoraTable(share, settings.max_loras) if settings.enable_lora else None
     device = torch.device("cpu")
