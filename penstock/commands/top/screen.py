@@ -172,6 +172,8 @@ def _format_replica(one: dict[str, Any]) -> Text:
     state = str(one["state"])
     line = Text.assemble((f"replica {one['replica']}  ", "bright_black"), (clean(state), _colour_state(state)))
     hits = 100 * one["cached_tokens"] / one["prompt_tokens"] if one["prompt_tokens"] else 0
+    if one.get("role", "both") != "both":
+        line.append(f"  for {'prompts' if one['role'] == 'prefill' else 'answers'}")
     line.append(f"  {one['rows']} row{'s' * (one['rows'] != 1)}  {hits:.0f} % hits")
     line.append(f"  {one['used_blocks']} of {one['blocks']} blocks", "bright_black")
     if one["restarts"]:

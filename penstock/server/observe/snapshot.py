@@ -53,6 +53,7 @@ def describe_replica(engine: RemoteEngine) -> dict[str, Any]:
     replica, stats = engine.replica, engine.stats
     return {
         "replica": replica.number,
+        "role": replica.role,
         "pid": engine.pid,
         "state": engine.state,
         "restarts": engine.num_restarts,

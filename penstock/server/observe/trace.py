@@ -15,6 +15,7 @@ from penstock.server.observe.ranks import RankLoss, describe_facts
 MAX_STAGES = 100  # further ones are in the totals alone
 # states of an answer; the request is in the foremost state of all its answers
 ANSWER_STATES = ("decode", "prefill", "preempted", "wait", "grammar", "restart", "queue")
+SLOW_CLIENT = "the client is slow to read"
 STAGES = ("receive", "load", "tokenize", *reversed(ANSWER_STATES), "respond", "slow_client", "more")
 
 
@@ -45,7 +46,8 @@ class Trace:
         self.name, self.since_s = "receive", self.begun_s  # the present stage
         self.stages = [TraceStage(self.name, self.begun_s, self.begun_s)]
         self.sums: dict[str, float] = {}  # seconds by stage
-        self.client_wait_s = 0.0  # waiting for the client to read, beside other stages too
+        self._client_wait_s = 0.0  # waiting for the client to read, beside other stages too
+        self._held_up_s: float | None = None  # since when a write waits for the client
         self.queued_s: float | None = None  # when it entered the queue, was first run, had its first and last token
         self.run_s: float | None = None
         self.first_s: float | None = None
@@ -109,6 +111,8 @@ class Trace:
         if before == state:
             return
         foremost = next((one for one in ANSWER_STATES if self._counts[one]), "respond")
+        if foremost == "respond" and self._held_up_s is not None:
+            foremost, why = "slow_client", SLOW_CLIENT
         if foremost != self.name:
             self.move(foremost, at_s, why, tenants)
         if state == "queue" and self.queued_s is None:
@@ -181,13 +185,19 @@ class Trace:
         if loss is not None and loss not in self.lost_ranks and len(self.lost_ranks) < MAX_STAGES:
             self.lost_ranks.append(loss)
 
-    def wait_for_client(self, begin_s: float) -> None:
-        """Record that a write waited since then for the client to read, until now."""
-        now = time.monotonic()
-        self.client_wait_s += now - begin_s
+    @contextmanager
+    def wait_for_client(self) -> Iterator[None]:
+        """Record that a write waits for the client to read, until the block ends."""
+        begin_s = self._held_up_s = time.monotonic()
         if self.name == "respond":
-            self.move("slow_client", begin_s, "the client was slow to read")
-            self.move("respond", now)
+            self.move("slow_client", begin_s, SLOW_CLIENT)
+        try:
+            yield
+        finally:
+            now, self._held_up_s = time.monotonic(), None
+            self._client_wait_s += now - begin_s
+            if self.name == "slow_client":
+                self.move("respond", now)
 
     def finish(self, status: int | None = None) -> None:
         """End the timeline; only the first call counts."""
@@ -196,6 +206,13 @@ class Trace:
             self.end_s = max(time.monotonic(), self.since_s)
             self._close(self.end_s)
             self._answers.clear()
+
+    @property
+    def client_wait_s(self) -> float:
+        """All time in which a write waited for the client, the present wait included."""
+        if self._held_up_s is None:
+            return self._client_wait_s
+        return self._client_wait_s + (time.monotonic() if self.end_s is None else self.end_s) - self._held_up_s
 
     @property
     def e2e_s(self) -> float:
