@@ -179,7 +179,8 @@ def test_an_answer_that_takes_too_long_ends_after_a_line(server: RunningServer) 
     answer = complete(server, **body, t_max_predict_ms=1)
     assert answer["stop_type"] == "limit" and answer["has_new_line"] and answer["tokens_predicted"] < 300
     events = stream(server, **body, t_max_predict_ms=1)
-    assert [event["stop"] for event in events[-2:]] == [False, True] and "\n" in events[-2]["content"]
+    assert [event["stop"] for event in events[-2:]] == [False, True] and events[-1]["stop_type"] == "limit"
+    assert "\n" in "".join(event["content"] for event in events) and len(events) < 300
     line = complete(server, **body, t_max_predict_ms=1, grammar="root ::= [a-z]{40}")
     assert len(line["content"]) == 40
 
