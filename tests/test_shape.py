@@ -118,6 +118,10 @@ ADDED_FLAGS: dict[str, str] = {
     "route --policy": "other servers' caches may not be worth following, and rules are compared by trying",
     "route --heartbeat-s": "how soon a dead server is noticed, against the requests that this costs",
     "route --hang-timeout": "a server in a long pause is dead for one operator and slow for another",
+    **{
+        f"serve --{flag}": "vLLM's flags: clients and proxies that expect what they do cannot be told otherwise"
+        for flag in ("root-path", "enable-force-include-usage", "return-tokens-as-token-ids")
+    },
     "serve --router-key-file": "a server must tell its router from clients that say they are one",
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",

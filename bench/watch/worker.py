@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.model_files import find_model
-from penstock.api.worker import Task, _describe_model, _first_line
+from penstock.api.worker import Task, _describe_model
 from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
 from penstock.config import EngineConfig
@@ -21,6 +21,7 @@ from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import Ready
 from penstock.engine.plan import Output, Plan, Result, RowResult
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.host.parent import read_first_line
 from penstock.types import Request
 
 STEP_S = float(os.environ.get("WATCH_STEP_MS", "50")) / 1e3
@@ -64,7 +65,7 @@ class WaitingDevice:
 
 
 def main() -> int:
-    task = msgspec.json.decode(_first_line(), type=Task)
+    task = msgspec.json.decode(read_first_line(), type=Task)
     wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
     pulse.start()
     config = EngineConfig.from_options(**task.options)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig, Resolved
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.files.quantized.checkpoint import is_rounded
+from penstock.models.files.quantized.checkpoint import is_requantized
 
 
 def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
@@ -14,7 +14,7 @@ def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
     if checkpoint is None:
         return 0.0
     names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2]
-    packed = [name for name in names if checkpoint.is_packed(name) or on_cpu and is_rounded(checkpoint, name)]
+    packed = [name for name in names if checkpoint.is_packed(name) or on_cpu and is_requantized(checkpoint, name)]
     return len(packed) / len(names) if names else 0.0
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -24,14 +22,13 @@ from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import Failed, Found, Ready
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.host.energy import find_counter
-from penstock.host.machine import die_with_parent, hold_few_heaps
+from penstock.host.machine import hold_few_heaps
+from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.types import Request
 
 if TYPE_CHECKING:
     from penstock.sampling.grammar.compiler import GrammarCompiler
 
-STDIN = 0
-ORPHANED = 3
 RANK_LOST = 4
 _log = logging.getLogger(__name__)
 TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
@@ -50,12 +47,11 @@ class Task(msgspec.Struct, frozen=True):
 def main() -> int:
     die_with_parent()
     hold_few_heaps()
-    line = _first_line()
+    line = read_first_line()
     if not line.endswith(b"\n"):
         return ORPHANED
     task = msgspec.json.decode(line, type=Task)
-    threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which then stops us
+    watch_parent()
     wire = Wire(task.endpoint)
     try:
         return _work(task, wire)
@@ -153,20 +149,6 @@ def _describe_model(path: Path, config: EngineConfig) -> Found:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _first_line() -> bytes:
-    """Read one line unbuffered: a thread blocked in Python's buffer would hold its lock until exit."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(STDIN, 4096)):
-        line += part
-    return line
-
-
-def _watch_parent() -> None:
-    while os.read(STDIN, 4096):
-        pass
-    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

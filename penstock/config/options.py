@@ -260,6 +260,8 @@ class EngineConfig:
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
         if isinstance(given := options.get("speculative_config"), dict):
             options["speculative_config"] = json.dumps(given, default=str)
+        if options.get("max_cpu_loras") and "max_loras" not in options:
+            options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:

@@ -39,8 +39,8 @@ def check_layout(config: EngineConfig) -> None:
     num_ranks = count_ranks(config)
     if config.distributed_executor_backend == "ray" and config.nnodes > 1:
         raise InvalidConfig(
-            f"nnodes={config.nnodes} is without Ray: leave it out, since Ray places ranks on its machines itself, or "
-            "set distributed_executor_backend=mp"
+            f"nnodes={config.nnodes} does not go with distributed_executor_backend=ray, which chooses machines itself: "
+            "leave nnodes out, or set distributed_executor_backend=mp"
         )
     if num_ranks % config.nnodes:
         raise InvalidConfig(
@@ -88,7 +88,7 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
             "part of them: leave them out"
         )
     if config.device == "cuda":
-        raise InvalidConfig(f"device=cuda has one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
+        raise InvalidConfig(f"device=cuda takes one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
     speculation = parse_speculation(config.speculative_config)
     if speculation is not None and (speculation.method in MODEL_METHODS or speculation.tree):
         what = "tree=true" if speculation.tree else f"method={speculation.method}"

@@ -20,7 +20,7 @@ from penstock.models import reading
 from penstock.models.cut import Cut, Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.files.quantized.checkpoint import round_floats
+from penstock.models.files.quantized.checkpoint import requantize_floats
 from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
@@ -309,7 +309,7 @@ def load_model(
     on_cpu = device.type == "cpu"
     spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
     options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
-    kept_as = round_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
+    kept_as = requantize_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
     hold = storage(ops, take_kept, options, kept_as, sources, cuts)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)

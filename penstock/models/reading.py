@@ -169,7 +169,7 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
 
 def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
-    stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
+    stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_codes(source.tensor)
     if stored is not None and source.rows is not None:
         stored = stored.slice_rows(source.rows)
     if stored is None or stored.format is None or source.layout == "one_plus":

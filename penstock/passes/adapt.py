@@ -88,7 +88,7 @@ class GatheredSum:
     delta: Delta
 
     def __call__(self, flow: Flow) -> None:
-        y = self.first.mesh.gather(flow.y, self.first.widths)
+        y = self.first.mesh.all_gather(flow.y, self.first.widths)
         flow.x = self.delta(y, self.ops.add(flow.x, self.linear(y, flow.step)), flow.step)
 
 

@@ -81,6 +81,9 @@ class ServerConfig:
     allow_delete: bool = option(False, "allow DELETE /api/delete to delete model files")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")
     ssl_keyfile: str | None = option(None, "private key for HTTPS")
+    root_path: str = option("", "path under which a proxy serves this, such as /llm; requests may keep or drop it")
+    enable_force_include_usage: bool = option(False, "send usage with every chunk of every stream")
+    return_tokens_as_token_ids: bool = option(False, "name tokens of log probabilities as token_id:ID")
     trust_request_chat_template: bool = option(False, "allow chat_template in requests")
     access_log: bool = option(True, "log every request, except successful health checks and /metrics")
     log_format: str = option("text", "log format", LOG_FORMATS)
@@ -96,6 +99,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise InvalidConfig(f"root_path={quote(self.root_path)} is not valid: give a path such as /llm")
         if "" in self.served_model_name:
             raise InvalidConfig("served_model_name='' is empty: give a name, or leave it out")
         check_roles(self.role, self.data_parallel_size)

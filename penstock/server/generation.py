@@ -38,11 +38,17 @@ class Usage:
         """The field of the energy, the same in every API; empty where the hardware does not tell."""
         return {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
 
-    def to_openai(self) -> dict[str, object]:
+    def count(self, num_output: int) -> dict[str, int]:
+        """Return OpenAI's counts at `num_output` tokens of output."""
         return {
             "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_output,
-            "total_tokens": self.num_prompt + self.num_output,
+            "completion_tokens": num_output,
+            "total_tokens": self.num_prompt + num_output,
+        }
+
+    def to_openai(self) -> dict[str, object]:
+        return {
+            **self.count(self.num_output),
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
             **self.energy,
         }
@@ -189,7 +195,8 @@ class Generation:
         Only for one prompt: the order of several is that of `stream`. Not for log probabilities of prompts, which take
         long to format."""
         engine, flight = self.model.engine, self.flights[0]
-        if len(self.flights) == 1 and engine is not None and flight.request.sampling.prompt_logprobs is None:
+        request = flight.request
+        if len(self.flights) == 1 and engine is not None and request.sampling.prompt_logprobs is None:
             if self.relay is not None:
                 encode = self.relay.mark_each(flight, encode)
             flight.writer = DirectWriter(body, encode, self._record, self.fail, engine.dispatcher.unwritten)

@@ -29,8 +29,8 @@ from penstock.server.observe.trace import CURRENT, Trace, stage
 from penstock.server.openai.logprobs import check_prompt_logprobs
 from penstock.text.intake import Prepared
 from penstock.text.prompt_encoder import Encoded
+from penstock.types import BeamSearchParams, SamplingParams
 from penstock.types import Request as EngineRequest
-from penstock.types import SamplingParams
 
 POLL_S = 0.05
 BATCH_PRIORITY = 1 << 30  # of batch requests: behind all others of their tenant
@@ -61,7 +61,7 @@ class Server:
         model: ServedModel,
         client: Client,
         body: SamplingBody,
-        prompts: Sequence[tuple[Encoded, SamplingParams]],
+        prompts: Sequence[tuple[Encoded, SamplingParams | BeamSearchParams]],
         *,
         pool: bool = False,
     ) -> Generation:
@@ -97,6 +97,8 @@ class Server:
         for flight in flights:
             flight.collector.engine_applied = model.facts.applied
         held = model.loras.hold(loras)
+        if any(request.beam for request in requests):
+            CURRENT_RELAY.set(None)  # beams come whole: there is nothing to go on with elsewhere
         if (relay := CURRENT_RELAY.get()) is not None:
             try:
                 await self._attach(relay, model, flights)
@@ -116,7 +118,7 @@ class Server:
         model: ServedModel,
         client: Client,
         body: SamplingBody,
-        prompts: Sequence[tuple[tuple[Encoded, SamplingParams], Prepared]],
+        prompts: Sequence[tuple[tuple[Encoded, SamplingParams | BeamSearchParams], Prepared]],
         pool: bool,
     ) -> list[EngineRequest]:
         requests = [

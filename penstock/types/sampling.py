@@ -72,6 +72,7 @@ COUNTS: dict[str, tuple[float, float, str]] = {
     "dry_allowed_length": (0, MAX_DRY_LENGTH, f"0 to {MAX_DRY_LENGTH}"),
     "mirostat": (0, 2, "0 (off), 1 or 2"),
 }
+LEFT, RIGHT = SIDES = ("left", "right")
 OPTIONAL = frozenset("best_of logprobs max_tokens prompt_logprobs repeat_last_n seed thinking_token_budget".split()) | {
     "truncate_prompt_tokens"
 }
@@ -113,9 +114,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Seq[int] | None = None  # report these instead of the likeliest tokens
     detokenize: bool = True
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = LEFT  # of a prompt that is cut: the left loses its beginning, the right its end
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None  # tokens of reasoning before it is closed; -1 or None: unlimited
     guided_decoding: StructuredOutputsParams | None = None  # vLLM's older name of structured_outputs; None afterwards
@@ -187,6 +190,7 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(isinstance(self.output_kind, RequestOutputKind), "output_kind", self.output_kind, "a RequestOutputKind")
+        require(self.truncation_side in SIDES, "truncation_side", self.truncation_side, " or ".join(SIDES))
         self._check_structure()
         self._check_lists()
         object.__setattr__(self, "speculation", read_speculation(self.speculation))
@@ -215,6 +219,10 @@ class SamplingParams:
         allowed = read_ids("allowed_token_ids", self.allowed_token_ids)
         require(allowed is None or len(allowed) > 0, "allowed_token_ids", [], "None or at least one token id")
         object.__setattr__(self, "allowed_token_ids", allowed)
+        listed = read_ids("logprob_token_ids", self.logprob_token_ids)
+        fits = listed is None or len(listed) <= MAX_LOGPROBS
+        require(fits, "logprob_token_ids", listed, f"None or at most {MAX_LOGPROBS} token ids")
+        object.__setattr__(self, "logprob_token_ids", listed or None)
         limits = {"bad_words": sys.maxsize, "stop": MAX_STOP_STRINGS, "dry_sequence_breakers": MAX_BREAKERS}
         for name, most in limits.items():
             strings = read_strings(name, getattr(self, name))

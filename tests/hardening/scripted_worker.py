@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.api.worker import Task, _first_line
+from penstock.api.worker import Task
 from penstock.engine.ipc import Heartbeat, Wire
 from penstock.engine.messages import Abort, Add, Deltas, Failed, Ready, Stop
+from penstock.host.parent import read_first_line
 from penstock.types import Delta
 
 DEATH, LATE_DEATH, STUMBLE, HANG, MUTE = 310, 311, 312, 313, 314  # tokens of a prompt
@@ -73,7 +74,7 @@ def load(wire: Wire, options: dict[str, object], folder: Path) -> None:
 
 
 def main() -> None:
-    task = msgspec.json.decode(_first_line(), type=Task)
+    task = msgspec.json.decode(read_first_line(), type=Task)
     options, folder = task.options, Path(task.options["folder"])
     wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
     pulse.start()

@@ -102,7 +102,7 @@ class Blocks:
     def tensor(self, name: str) -> Tensor:
         return torch.full(self._shapes[name], 0.02)
 
-    def read_coded(self, name: str) -> None:
+    def read_codes(self, name: str) -> None:
         return None
 
     def read_ggml(self, name: str) -> Any:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +22,8 @@ from penstock.api.ranks.identity import identify, require_credentials
 from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share
 from penstock.config import EngineConfig, Resolved
 from penstock.errors import InvalidConfig, PenstockError
-from penstock.host.machine import die_with_parent, free_memory_bytes, hold_few_heaps, settle_collector
+from penstock.host.machine import free_memory_bytes, hold_few_heaps, settle_collector
+from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.spec import spec_from_config
@@ -36,7 +35,7 @@ from penstock.runner.loras import LoraBank
 from penstock.runner.ranks.backends.task import REFUSED, RankTask, decode_task
 from penstock.runner.ranks.crew import PULSE_S
 from penstock.runner.ranks.flow import Inlet, Outlet
-from penstock.runner.ranks.follower import ORPHANED, Follower, Pulses, is_later
+from penstock.runner.ranks.follower import Follower, Pulses, is_later
 from penstock.runner.ranks.link import Credentials, LinkClosed, Listener, RankLink, connect
 from penstock.runner.ranks.messages import (
     Hello,
@@ -49,18 +48,15 @@ from penstock.runner.ranks.messages import (
     encode,
 )
 
-STDIN = 0
-
 
 def main() -> int:
     die_with_parent()
     hold_few_heaps()
-    line = _first_line()
+    line = read_first_line()
     if not line.endswith(b"\n"):
         return ORPHANED
     task = decode_task(line)
-    threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it, which then stops us
+    watch_parent()
     config = EngineConfig.from_options(**task.options)
     try:
         credentials = task.credentials or require_credentials(config)
@@ -164,20 +160,6 @@ def _await_upstream(listener: Listener, rank: int) -> RankLink:
         if isinstance(flow, HiddenFlow) and flow.rank == rank:
             return link
         link.close()
-
-
-def _first_line() -> bytes:
-    """Read one line unbuffered: a thread blocked in Python's buffer would hold its lock until exit."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(STDIN, 1)):
-        line += part
-    return line
-
-
-def _watch_parent() -> None:
-    while os.read(STDIN, 4096):
-        pass
-    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

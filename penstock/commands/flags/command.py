@@ -10,20 +10,20 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.commands.flags.groups import MACHINES
+from penstock.commands.flags.spelling import normalize
 
 SAMPLING, STRUCTURE = "Sampling", "Form of the answer"
 RARE_SAMPLING, ENGINE = "More sampling", "Engine"
 LIMITS, SPEECH, LOG = "Limits", "API", "Log"  # of the server
 NAMES_ALONE = (RARE_SAMPLING, SPEECH, LIMITS, LOG, ENGINE)  # groups that --help lists and --help-all explains
 ALL = "--help-all"
-MODULES = "--lora-modules"
 
 
 class Command(TyperCommand):
     """A command with a stable usage line and flags in groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_modules(args))
+        return super().parse_args(ctx, normalize(args, {name for param in self.params for name in param.opts}))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [str(parameter.metavar) for parameter in self.params if parameter.param_type_name == "argument"]
@@ -50,19 +50,6 @@ class Command(TyperCommand):
         for panel, listed in names.items():
             with formatter.section(f"{panel} ({ALL} explains)"):
                 formatter.write(_wrap(listed, formatter.width - 4))
-
-
-def spread_modules(args: list[str]) -> list[str]:
-    """Repeat --lora-modules before each adapter: vLLM's takes several."""
-    spread: list[str] = []
-    names_modules = False
-    for arg in args:
-        is_module = "=" in arg and not arg.startswith("-") or arg.startswith(("{", "["))
-        if names_modules and is_module and spread[-1] != MODULES:
-            spread.append(MODULES)
-        names_modules = arg == MODULES or names_modules and is_module
-        spread.append(arg)
-    return spread
 
 
 def _wrap(names: list[str], width: int) -> str:

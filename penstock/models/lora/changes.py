@@ -97,11 +97,11 @@ class StoredTensors:
 
     def __init__(self, base: SafetensorsCheckpoint, spec: ModelSpec) -> None:
         self.base, self.spec = base, spec
-        found = {name: self._find_stored(name) for name in base.names()}
+        found = {name: self._find_parameter(name) for name in base.names()}
         self._names = {one.name: name for name, one in found.items() if one is not None and "*" not in one.name}
         self._head = spec.names.spelling(HEAD)
 
-    def _find_stored(self, name: str) -> Stored | None:
+    def _find_parameter(self, name: str) -> Stored | None:
         found = self.spec.names.find(name)
         return found if isinstance(found, Stored) and found is not IGNORED else None
 
@@ -109,7 +109,7 @@ class StoredTensors:
         """Return the name in the file; a head that is tied has one of its own."""
         if name in self.base.entries:
             return name
-        stored = self._find_stored(name)
+        stored = self._find_parameter(name)
         if stored is None:
             return None
         return self._names.get(stored.name, self._head if stored.name == HEAD else None)
@@ -130,7 +130,7 @@ class StoredTensors:
 
     def is_transposed(self, name: str) -> bool:
         """True if a matrix is stored [in, out]."""
-        stored = self._find_stored(name)
+        stored = self._find_parameter(name)
         return stored is not None and (stored.layout == "transposed" or stored.name == f"{EMBEDDING}.weight")
 
     def place(self, module: str) -> LoraPlace | None:
@@ -165,7 +165,7 @@ class StoredTensors:
         (term,) = terms
         if magnitude is None:
             return term
-        stored = self._find_stored(name)
+        stored = self._find_parameter(name)
         if stored is not None and stored.name == f"{EMBEDDING}.weight":
             raise InvalidModel(
                 f"{path}: DoRA of an embedding is not supported: merge the adapter into the model with peft"

@@ -30,7 +30,7 @@ from penstock.runner.rows import (
     RunningRows,
     add_prompt_logprobs,
     add_sampled,
-    find_wanted,
+    find_logits_indices,
     list_owners,
     make_embedding,
 )
@@ -153,7 +153,7 @@ class Runner:
         assert isinstance(model, Decoder)
         if not isinstance(model.head, Head):
             return self._prepare(model, plan, rows, [])()
-        ends, at = find_wanted(plan)
+        ends, at = find_logits_indices(plan)
         computed = self._prepare(model, plan, rows, at)()
         for row, end in zip(plan.rows, ends):
             if row.prompt_logprobs:
@@ -185,7 +185,7 @@ class Runner:
         rows = [self.rows[row.row] for row in plan.rows]
         if self.drafter is not None:
             self.drafter.follow(plan, rows)
-        ends, at = find_wanted(plan)
+        ends, at = find_logits_indices(plan)
         compute = self._prepare(model, plan, rows, at)
         begin = time.perf_counter()
         computed = compute()

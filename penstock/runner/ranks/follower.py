@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
 from penstock.engine.plan import Plan
+from penstock.host.parent import ORPHANED
 from penstock.layers import Received
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
@@ -16,7 +17,6 @@ from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
 from penstock.runner.ranks.link import LinkClosed, RankLink
 from penstock.runner.ranks.messages import Compute, End, Pulse, RankReady, Tell, Told, ToRank, decode_to_rank, encode
 
-ORPHANED = 3
 ANSWERING_S = 0.01  # between looks at adapters that are being read
 
 

@@ -12,6 +12,7 @@ from penstock.cache.group import Grouping
 from penstock.cache.store import BlockNames, Offloading
 from penstock.config import Resolved
 from penstock.host.gguf_parts import parse_part
+from penstock.host.samples import sample_file
 from penstock.host.version import VERSION
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
@@ -19,8 +20,7 @@ from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.files import FileTier
 
 GIB = 1 << 30
-PIECE_BYTES = 1 << 16
-NUM_PIECES = 64  # of a model's file that are read, besides its size and time
+SAMPLE_BYTES = 1 << 16  # of a model's file that are read at a time
 SAVED_BYTES = 4 << 20  # by a plan with rows, unless one block is larger
 CODE = (".py", ".so", ".pyd")
 SETTINGS = (
@@ -69,17 +69,8 @@ def _describe_files(path: Path) -> list[tuple[str, int, int, str]]:
     described = []
     for file in sorted(found):
         seen = file.stat()
-        described.append((file.name, seen.st_size, seen.st_mtime_ns, _sample(file, seen.st_size)))
+        described.append((file.name, seen.st_size, seen.st_mtime_ns, sample_file(file, seen.st_size, SAMPLE_BYTES)))
     return described
-
-
-def _sample(file: Path, size: int) -> str:
-    made, step = hashlib.blake2b(digest_size=16), max(PIECE_BYTES, size // NUM_PIECES)
-    with file.open("rb") as opened:
-        for start in range(0, size, step):
-            opened.seek(start)
-            made.update(opened.read(PIECE_BYTES))
-    return made.hexdigest()
 
 
 @lru_cache(maxsize=1)

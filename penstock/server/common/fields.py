@@ -20,7 +20,14 @@ from pydantic import (
 from penstock.errors import InvalidRequest, quote
 from penstock.server.http.decode import BoundedModel, JsonBudget
 from penstock.server.http.unknown_keys import DECISIVE, UnknownKeys, refuse_unknown
-from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams, SpeculationParams
+from penstock.types import (
+    MAX_BREAKER_CHARS,
+    MAX_BREAKERS,
+    MAX_DRY_LENGTH,
+    MAX_LOGPROBS,
+    SamplingParams,
+    SpeculationParams,
+)
 from penstock.types.lora import MAX_LORAS, MAX_SCALE
 from penstock.types.speculation import MAX_DRAFT, METHODS
 
@@ -202,7 +209,10 @@ class SamplingBody(RequestBody):
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_IDS)
     bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]] | None = Field(None, max_length=MAX_BAD_WORDS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprob_token_ids: list[int] | None = Field(None, max_length=MAX_LOGPROBS)
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool = False
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     session: str | None = Field(None, min_length=1, max_length=MAX_SESSION_CHARS)
@@ -302,7 +312,9 @@ SAMPLING_FIELDS = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "logprob_token_ids",
     "truncate_prompt_tokens",
+    "truncation_side",
     "repeat_last_n",
     "dry_multiplier",
     "dry_base",
@@ -343,4 +355,4 @@ def _parse_token_id(key: str) -> int:
     return int(key)
 
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Annotated[str, Field(min_length=1, max_length=64)]  # the chat template decides which it knows

@@ -100,6 +100,9 @@ class Dispatcher:
         num_written: dict[str, int] = {}  # tokens by tenant
         for delta in deltas:
             part = find(delta.request_id)
+            if part is not None and part.flight.request.beam and delta.sibling:
+                part.flight.collector.push(delta)  # a beam beside the best one, whose delta comes last
+                continue
             if part is None or delta.sibling not in part.siblings:
                 continue
             flight = part.flight
@@ -135,7 +138,7 @@ class Dispatcher:
         replica = part.engine
         if delta.sibling not in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
-        replica.quarantine.clear_if_progressed(part)
+        replica.quarantine.clear_after_progress(part)
         if is_handed_over and delta.sibling in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
             self._lost.append(RequestPart(flight, [delta.sibling]))

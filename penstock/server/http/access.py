@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 QUIET = frozenset(
-    {"/health", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE}
+    {"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics", FILES_ROUTE}
 )  # polled, or in numbers
 OTHER = "other"  # unknown routes and methods
 MAX_PATH_CHARS = 200

@@ -28,7 +28,7 @@ from penstock.server.http.relay import CURRENT_RELAY, RELAY, Relay, RouterAccess
 from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
-OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", FILES_ROUTE})
+OPEN = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", FILES_ROUTE})
 ADMIN = frozenset({"/api/pull", "/api/delete", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 ADMIN_PREFIX = "/admin/"  # also the admin's, all but those for tenants
 FOR_TENANTS = frozenset({"/admin/requests/{id:path}"})  # a tenant finds its own

@@ -1,4 +1,4 @@
-"""RouterServer options, a frozen dataclass; flags and documentation are generated from its fields."""
+"""The router's options, a frozen dataclass; flags and documentation are generated from its fields."""
 
 from __future__ import annotations
 

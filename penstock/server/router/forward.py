@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.server.http.context import run_until_disconnect
 from penstock.server.http.errors import ApiError
 from penstock.server.http.relay import KEY_HEADER, KIND_HEADER, RELAY_HEADER, RESUME_HEADER
-from penstock.server.router.failures import encode_end, refuse
+from penstock.server.router.failures import encode_end, make_no_server_error, refuse
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.marks import MarkedStream
 from penstock.server.router.pool import UpstreamPool
@@ -253,12 +253,7 @@ class Forward:
                 code="upstream_lost",
             )
         states = "; ".join(f"{one.name}: {one.state}" for one in self._pool) if scope.get("sees_all") else ""
-        raise ApiError(
-            503,
-            "no server takes requests now: try again later" + (f" ({states})" if states else ""),
-            code="no_upstream",
-            headers={"Retry-After": "2"},
-        )
+        raise make_no_server_error(states)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._has_begun:

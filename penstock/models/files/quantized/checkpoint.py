@@ -102,7 +102,7 @@ class QuantizedCheckpoint:
 
     format: Format = "safetensors"
     metadata = None
-    rounds = False  # matrices that a CPU rounds to integers are read so
+    requantizes = False  # matrices that a CPU multiplies as integers of 8 bits are read so
 
     def __init__(self, file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> None:
         self.file, self.path = file, file.path
@@ -150,7 +150,7 @@ class QuantizedCheckpoint:
         """Name the storage of most values, and of those that no kernel multiplies as they are."""
         sizes: Counter[str] = Counter()
         for matrix in self.matrices.values():
-            held = "" if matrix.is_packed else f" as {'int8' if matrix.is_rounded else self.wide}"
+            held = "" if matrix.is_packed else f" as {'int8' if matrix.is_requantized else self.wide}"
             sizes[matrix.kind + held] += prod(matrix.shape)
         kinds = ", ".join(kind for kind, _ in sizes.most_common())
         return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
@@ -180,9 +180,9 @@ class QuantizedCheckpoint:
     def read_ggml(self, name: str) -> None:
         return None
 
-    def read_coded(self, name: str) -> Stored | None:
+    def read_codes(self, name: str) -> Stored | None:
         """Return a matrix in its codes; None if it has none that a packed format holds."""
-        if self.rounds and name in self.matrices and self.matrices[name].is_rounded:
+        if self.requantizes and name in self.matrices and self.matrices[name].is_requantized:
             return quantize(self.tensor(name).flatten(0, -2), "int8")
         if not self.is_packed(name):
             return None
@@ -196,17 +196,17 @@ class QuantizedCheckpoint:
         self.file.close()
 
 
-def round_floats(checkpoint: Checkpoint | None) -> Checkpoint | None:
+def requantize_floats(checkpoint: Checkpoint | None) -> Checkpoint | None:
     """Return the checkpoint with its matrices of 8-bit floats, and others that no packed format holds, as integers of
     8 bits with a scale for each 32 values."""
     if not isinstance(checkpoint, QuantizedCheckpoint):
         return checkpoint
-    rounded = copy(checkpoint)
-    rounded.rounds = True
-    return rounded
+    changed = copy(checkpoint)
+    changed.requantizes = True
+    return changed
 
 
-def is_rounded(checkpoint: Checkpoint, name: str) -> bool:
-    """Return True if a CPU multiplies the tensor as rounded integers."""
+def is_requantized(checkpoint: Checkpoint, name: str) -> bool:
+    """Return True if a CPU multiplies the tensor as integers of 8 bits that the file does not hold."""
     matrices = checkpoint.matrices if isinstance(checkpoint, QuantizedCheckpoint) else {}
-    return name in matrices and matrices[name].is_rounded
+    return name in matrices and matrices[name].is_requantized

@@ -259,7 +259,7 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
     used = tuple(part.name for part in (weight, scale, zero, order) if part is not None)
     if is_float:
         read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
-        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False, is_rounded=True)
+        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False, is_requantized=True)
     group = args.inputs_per_scale(shape[1])
     middle = 128
 

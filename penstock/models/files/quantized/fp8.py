@@ -68,7 +68,7 @@ def _find(parts: Parts, module: str, weight: PartHeader, block: tuple[int, int] 
         return widen_fp8(parts.read(weight), parts.read(scale), block)
 
     return QuantizedMatrix(
-        weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False, is_rounded=True
+        weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False, is_requantized=True
     )
 
 

@@ -29,7 +29,7 @@ class QuantizedMatrix:
     parts: tuple[str, ...]  # the tensors that it is made of
     read: Callable[[], Coded | torch.Tensor]
     is_packed: bool = True  # as far as the header tells
-    is_rounded: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
+    is_requantized: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
 
 
 @dataclass(frozen=True)
