@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +25,7 @@ from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolv
 from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Executor
-from penstock.errors import InvalidConfig, PenstockError, quote
+from penstock.errors import InvalidConfig, quote
 from penstock.host.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -151,13 +150,6 @@ def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec, on_failure: E
     ranks = Ranks(config, path, spec)
     on_failure.callback(ranks.close)
     return ranks
-
-
-def watch_ranks(executor: Executor, on_loss: Callable[[PenstockError], None]) -> None:
-    """Call `on_loss`, in any thread, when one of several ranks is lost."""
-    crew = getattr(executor, "crew", None)
-    if crew is not None:
-        crew.on_loss = on_loss
 
 
 def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:

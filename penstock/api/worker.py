@@ -19,8 +19,8 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
-from penstock.engine.messages import Failed, Found, Ready
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.engine.messages import Failed, Found, LostRank, Ready
+from penstock.errors import InvalidRequest, PenstockError, RankLost
 from penstock.host.energy import find_counter
 from penstock.host.machine import hold_few_heaps
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
@@ -53,22 +53,25 @@ def main() -> int:
     task = msgspec.json.decode(line, type=Task)
     watch_parent()
     wire = Wire(task.endpoint)
+    pulse = Heartbeat(task.beat_endpoint)
+    pulse.start()  # while loading, too
     try:
-        return _work(task, wire)
+        return _work(task, wire, pulse)
     except PenstockError as error:
         wire.send(Failed(str(error)))
+        if isinstance(error, RankLost):
+            pulse.end(LostRank(error.rank, str(error)))
         return 1
     finally:
         wire.close()
 
 
-def _work(task: Task, wire: Wire) -> int:
+def _work(task: Task, wire: Wire, pulse: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
-    pulse = Heartbeat(task.beat_endpoint)
-    pulse.start()  # while loading, too
-    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes, watch_ranks
+    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
     from penstock.api.model_files import find_model
+    from penstock.api.ranks.watch import watch_ranks
 
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
@@ -78,7 +81,7 @@ def _work(task: Task, wire: Wire) -> int:
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
-    watch_ranks(engine.executor, _end)
+    ranks = watch_ranks(engine.executor, pulse, partial(_end, pulse))
     wire.send(
         Ready(
             [(one.name, one.value, one.why) for one in settings.settings],
@@ -98,6 +101,7 @@ def _work(task: Task, wire: Wire) -> int:
             [(one.name, one.value, one.why) for one in assembly.defaults.settings],
             assembly.defaults.is_recommended,
             list(assembly.applied),
+            ranks,
         )
     )
     loop = CommandLoop(engine, wire, pulse, partial(_prepare, assembly.grammars))
@@ -105,14 +109,18 @@ def _work(task: Task, wire: Wire) -> int:
     if counter is not None:
         loop.account.energy = EnergyAccount(counter)
     pulse.tell(loop.stats)
-    loop.serve()
+    try:
+        loop.serve()
+    except RankLost as error:
+        _end(pulse, error)
     engine.close()
     return 0
 
 
-def _end(lost: PenstockError) -> None:
+def _end(pulse: Heartbeat, lost: RankLost) -> None:
     """End this process at once, whatever it waits for: the API process starts another, and its ranks."""
     _log.error("%s", lost)
+    pulse.end(LostRank(lost.rank, str(lost)))
     os._exit(RANK_LOST)
 
 

@@ -3,6 +3,7 @@
 from penstock.config.options import CAPACITIES, POLICIES, TPOT_STEPS, TTFT_STEPS, EngineConfig, check_options, option
 from penstock.config.resolve import (
     AUTO_KV_DTYPE,
+    DEFAULT,
     GIB,
     GPU_RESERVE,
     GPU_SEQS,
@@ -19,6 +20,7 @@ from penstock.config.resolve import (
 __all__ = [
     "AUTO_KV_DTYPE",
     "CAPACITIES",
+    "DEFAULT",
     "GIB",
     "GPU_RESERVE",
     "GPU_SEQS",

@@ -143,10 +143,8 @@ class EngineConfig:
     parse_special_tokens: bool = option(
         False, "treat control tokens spelled in messages as such; unsafe: users can forge turns"
     )
-    device: str = option("auto", "device; auto: a free GPU, else the CPU", DEVICES)
-    gpu_memory_utilization: float = option(
-        0.9, "fraction of GPU memory for this engine: weights, KV cache and all else", least=0.05, most=1.0
-    )
+    device: str = option("auto", "auto: a free GPU, else the CPU", DEVICES)
+    gpu_memory_utilization: float = option(0.9, "share of GPU memory to fill", least=0.05, most=1.0)
     enforce_eager: bool = option(False, "disable CUDA graphs")
     deterministic: bool = option(
         False, "bitwise reproducible answers on a GPU in any batch; slower (a CPU always has them)"

@@ -82,11 +82,6 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
             f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave tensor_parallel_size and "
             "pipeline_parallel_size out"
         )
-    if config.kv_offloading_size or config.kv_offloading_path is not None:
-        raise InvalidConfig(
-            f"kv_offloading_size and kv_offloading_path keep blocks of all layers, but each of {num_ranks} ranks has a "
-            "part of them: leave them out"
-        )
     if config.device == "cuda":
         raise InvalidConfig(f"device=cuda takes one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
     speculation = parse_speculation(config.speculative_config)

@@ -24,6 +24,13 @@ def free_memory_bytes() -> int:
     return min([available, *_group_rooms()])
 
 
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the memory that a process holds, maps of files included; 0 if that cannot be known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 def _group_rooms() -> Iterator[int]:
     """Yield what each control group's limit leaves beside memory that cannot be dropped."""
     groups = [line.split(":", 2) for line in _read_lines(Path("/proc/self/cgroup"))]

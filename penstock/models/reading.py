@@ -86,6 +86,8 @@ def _lay_out_runs(tensor: Tensor, source: Source, runs: Sequence[range]) -> Iter
 def from_checkpoint(
     checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None, cuts: Cuts | None = None
 ) -> Take:
+    """Read parameters by name: matrices in `dtype`, or if that is None as they are stored; vectors in float32."""
+
     def read(name: str) -> Tensor:
         tensor = checkpoint.tensor(name)
         if not tensor.is_floating_point():

@@ -38,7 +38,7 @@ class LoraTable(Mapping[str, LoraWeights]):
         return self._made.setdefault(name, LoraWeights(num_out, self.num_slots, parts, num_matrices))
 
     def arrange(self, adapter: Adapter) -> Adapter:
-        """Lay an adapter's matrices out for the kernels: they are."""
+        """Return an adapter as the kernels read it."""
         return adapter
 
     def __getitem__(self, name: str) -> LoraWeights:

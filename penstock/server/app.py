@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.errors import quote
 from penstock.host.version import VERSION
-from penstock.server import loading, sessions, status
+from penstock.server import loading, status
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
@@ -52,6 +52,8 @@ from penstock.server.responses.routes import (
     response,
     responses,
 )
+from penstock.server.sessions import routes as sessions
+from penstock.server.sessions import slots
 from penstock.server.state import Server
 from penstock.server.tgi import routes as tgi
 
@@ -68,6 +70,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/info", status.info, "about"),
     ("/metrics", status.metrics, "about"),
     ("/admin/running", status.list_running, "about"),
+    ("/slots", slots.show, "llama-server"),
     ("/admin/models", loading.list_all, "about"),
     ("/admin/live", observe.watch_live, "about"),
     ("/admin/requests/{id:path}", observe.explain_request, "about"),
@@ -105,7 +108,9 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/sessions/save", sessions.save, sessions.SessionBody, "cache"),
+    ("/v1/sessions/restore", sessions.restore, sessions.RestoreBody, "cache"),
     ("/v1/sessions/erase", sessions.erase, sessions.SessionBody, "cache"),
+    ("/slots/{id}", slots.act, slots.SlotBody, "llama-server"),
     ("/admin/models/load", loading.load, loading.ModelBody, "about"),
     ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),

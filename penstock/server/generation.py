@@ -178,6 +178,7 @@ class Generation:
         """Count a batch of deltas, and the time since the one before."""
         if self.times.first_s is None:
             self.times.first_s = now_s
+            self._metrics.observe_first(self.model.name, now_s - self.times.begun_s)
             self.usage.num_cached = sum(flight.num_cached for flight in self.flights)
         else:
             self._metrics.gaps.observe_gap(self.model.name, now_s - self._last_s, len(batch[-1].token_ids))

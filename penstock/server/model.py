@@ -18,6 +18,7 @@ from penstock.api.defaults import Defaults, from_wire
 from penstock.engine.messages import Answer, Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
 from penstock.host.gguf_parts import model_files
+from penstock.host.session_records import SessionRecords
 from penstock.host.version import VERSION
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram
@@ -183,6 +184,7 @@ class ServedModel:
         )
         self.admission = admission
         self.loras = LoraRegistry(self._ask, is_enabled=bool(options.get("enable_lora")))
+        self.sessions = SessionRecords(options.get("kv_offloading_path"))
         self.engine: Fleet | None = None
         self.path: Path | None = None
         self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of

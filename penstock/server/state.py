@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.errors import Busy
 from penstock.server.catalog import Catalog
-from penstock.server.common.fields import SamplingBody
+from penstock.server.common.fields import SamplingBody, name_slot
 from penstock.server.config import ServerConfig
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.generation import Generation
@@ -127,7 +127,7 @@ class Server:
                 params,
                 prepared,
                 priority=BATCH_PRIORITY if client.is_batch else body.priority,
-                salt=_make_salt(client.tenant, body.cache_salt or encoded.salt),
+                salt=make_salt(client.tenant, body.cache_salt or encoded.salt),
                 pool=pool,
                 tenant=client.tenant,
             )
@@ -190,13 +190,15 @@ class Server:
         await self.catalog.close()
 
 
-def _make_salt(tenant: str, salt: str) -> str:
+def make_salt(tenant: str, salt: str) -> str:
     """Scope prefix sharing to a tenant and its salt."""
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
 
 
 def _retain(request: EngineRequest, body: SamplingBody) -> EngineRequest:
     """Say how long the cache is to keep a request's prefix."""
-    if not (body.session or body.cache_priority):
+    slot = "" if body.id_slot is None or body.id_slot < 0 else name_slot(body.id_slot)
+    session = body.session or slot
+    if not (session or body.cache_priority):
         return request
-    return replace(request, session=body.session or "", session_s=body.session_ttl, cache_priority=body.cache_priority)
+    return replace(request, session=session, session_s=body.session_ttl, cache_priority=body.cache_priority)

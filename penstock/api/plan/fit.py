@@ -24,7 +24,7 @@ from penstock.passes.outline import blank_model, count_packed_bytes, weight_byte
 
 GIB = 1 << 30
 AMPLE = 1 << 60
-PROCESS_BYTES = 300 << 20  # Python and torch, of an engine on a CPU: see docs/plan.md
+PROCESS_BYTES = 252 << 20  # Python and torch, of an engine on a CPU: see docs/plan.md
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +21,9 @@ from penstock.api.engine.load import load_weights
 from penstock.api.engine.start import make_memory
 from penstock.api.model_files import find_model
 from penstock.api.ranks.identity import identify, require_credentials
-from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share
+from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share, find_part
 from penstock.config import EngineConfig, Resolved
-from penstock.errors import InvalidConfig, PenstockError
+from penstock.errors import InvalidConfig, PenstockError, RankLost
 from penstock.host.machine import free_memory_bytes, hold_few_heaps, settle_collector
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.models.decoder import Decoder
@@ -47,6 +49,7 @@ from penstock.runner.ranks.messages import (
     decode_to_rank,
     encode,
 )
+from penstock.runner.store.open import open_store
 
 
 def main() -> int:
@@ -71,7 +74,9 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, PenstockError):
             traceback.print_exc()
-        link.send(encode(Lost(str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")))
+        text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        with suppress(LinkClosed):  # rank 0 has noticed
+            link.send(encode(Lost(text, error.rank if isinstance(error, RankLost) else -1)))
         return 1
     finally:
         link.close()
@@ -102,7 +107,7 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
         mesh = open_mesh(
             "shm", layout.shard(task.rank), layout.num_shards, segment or setup.segment, timeout_s=MESH_TIMEOUT_S
         )
-        runner = _load(task.rank, setup, described, checkpoint, mesh)
+        runner = _load(task.rank, setup, described, checkpoint, mesh, path)
     finally:
         if checkpoint:
             checkpoint.close()
@@ -120,8 +125,10 @@ def _make_segment(task: RankTask) -> Segment | None:
     return Segment(layout.num_shards) if layout.num_shards > 1 and layout.shard(task.rank) == 0 else None
 
 
-def _load(rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Checkpoint | None, mesh: Mesh) -> Runner:
-    """Load this rank's share, with room for its part of the cache."""
+def _load(
+    rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Checkpoint | None, mesh: Mesh, path: Path
+) -> Runner:
+    """Load this rank's share, with room for its part of the cache, and open its part of the store."""
     settings = Resolved(**setup.settings, settings=())
     spec = spec_from_config(described, settings.max_model_len)
     share = cut_share(spec, settings, rank)
@@ -133,7 +140,8 @@ def _load(rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Che
     own = cut_cache(grouping, share, settings.kv_cache_dtype, settings.block_size)
     memory = make_memory(setup.num_blocks, own, settings, device)
     bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
-    return Runner(model, memory, loras=bank)
+    opened = open_store(settings, path, spec, grouping, find_part(grouping, spec, settings, rank))
+    return Runner(model, memory, loras=bank, store=opened[0] if opened else None)
 
 
 def _join(
@@ -143,11 +151,12 @@ def _join(
     inlet = outlet = None
     if onward is not None:
         onward.send(encode(HiddenFlow(task.rank)))
-        outlet = Outlet(onward)
+        outlet = Outlet(onward, task.rank - task.layout.num_shards)
     if is_later(runner):
-        inlet = Inlet(_await_upstream(listener, task.rank + task.layout.num_shards))
+        upstream = task.rank + task.layout.num_shards
+        inlet = Inlet(_await_upstream(listener, upstream), upstream)
     listener.close()
-    return Follower(runner, link, pulses, inlet, outlet)
+    return Follower(runner, link, pulses, inlet, outlet, task.rank - task.layout.shard(task.rank))
 
 
 def _await_upstream(listener: Listener, rank: int) -> RankLink:

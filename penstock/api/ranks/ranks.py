@@ -13,7 +13,7 @@ from typing import Any
 from penstock.api.drafting import group_states
 from penstock.api.engine.start import count_blocks
 from penstock.api.ranks.identity import identify, require_credentials
-from penstock.api.ranks.share import MESH_TIMEOUT_S, count_state, cut_cache, cut_share, make_layout
+from penstock.api.ranks.share import MESH_TIMEOUT_S, count_state, cut_cache, cut_share, find_part, make_layout
 from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Resolved
 from penstock.errors import InvalidConfig, quote
@@ -23,13 +23,18 @@ from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
 from penstock.parallel import Mesh, OneRank, Segment, open_mesh
 from penstock.runner.cpu.runner import Runner
+from penstock.runner.memory import BlockMemory
 from penstock.runner.ranks.backends.local import LocalRanks
 from penstock.runner.ranks.backends.task import RankTask
 from penstock.runner.ranks.crew import Backend, Crew
 from penstock.runner.ranks.executor import RankExecutor
+from penstock.runner.ranks.facts import describe_ranks
 from penstock.runner.ranks.flow import Inlet
+from penstock.runner.ranks.keeping import SharedStore
 from penstock.runner.ranks.link import Credentials, Listener
 from penstock.runner.ranks.messages import Setup
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.open import RankPart
 
 LOOPBACK = "127.0.0.1"
 LOCAL_WAIT_S = 120.0  # for processes of this machine
@@ -52,6 +57,7 @@ class Ranks:
         self._shares = [cut_share(spec, config, rank) for rank in range(self.layout.num_ranks)]  # refuses first of all
         self._path = path
         self.mesh: Mesh = OneRank()
+        self._store: SharedStore | None = None
         uses_ray, own = config.distributed_executor_backend == "ray", None
         if uses_ray or self.layout.num_nodes > 1:
             credentials = require_credentials(config)
@@ -135,10 +141,21 @@ class Ranks:
             return self.host, self.crew.port
         return self.crew.hellos[rank].host, self.crew.hellos[rank].port
 
+    def find_part(self, grouping: Grouping, settings: Resolved) -> RankPart:
+        """Return what rank 0 keeps of each block in the store."""
+        return find_part(grouping, self.spec, settings, 0)
+
+    def share_store(self, own: BlockStore, memory: BlockMemory) -> SharedStore:
+        """Return the store of all ranks, which `join` connects."""
+        self._store = SharedStore(own, memory, self.crew)
+        return self._store
+
     def join(self, runner: Runner) -> RankExecutor:
         """Wait until all have loaded; returns the executor of all."""
         flow = self.crew.join()
-        return RankExecutor(runner, self.crew, None if flow is None else Inlet(flow), self.mesh)
+        facts = describe_ranks(self.crew, runner, [one.stage or range(self.spec.num_layers) for one in self._shares])
+        inlet = None if flow is None else Inlet(flow, self.layout.num_shards)
+        return RankExecutor(runner, self.crew, inlet, self.mesh, facts, self._store)
 
     def close(self) -> None:
         self.crew.close()

@@ -105,6 +105,10 @@ class StoredTensors:
         found = self.spec.names.find(name)
         return found if isinstance(found, Stored) and found is not IGNORED else None
 
+    def find_stored(self, parameter: str) -> str | None:
+        """Return the name in the file of one of our parameters."""
+        return self._names.get(parameter)
+
     def find(self, name: str) -> str | None:
         """Return the name in the file; a head that is tied has one of its own."""
         if name in self.base.entries:
@@ -160,9 +164,8 @@ class StoredTensors:
                 "the adapter is of another model"
             )
 
-    def join(self, name: str, terms: Sequence[LowRankTerm], magnitude: Tensor | None, path: Path) -> WeightDelta:
-        """Make one change of an adapter's terms of a tensor, with DoRA's magnitude if it has one."""
-        (term,) = terms
+    def add_magnitude(self, name: str, term: LowRankTerm, magnitude: Tensor | None, path: Path) -> WeightDelta:
+        """Make a DoRA term of a low-rank one; without a magnitude it stays as it is."""
         if magnitude is None:
             return term
         stored = self._find_parameter(name)

@@ -35,6 +35,7 @@ from penstock.runner.ranks.messages import (
 PULSE_S = 1.0
 MAX_SILENCE_S = 10.0  # of a rank; it sends a pulse every second, whatever it computes
 MAX_LOADING_SILENCE_S = 60.0  # importing large libraries holds the GIL
+LOSS_S = 0.25  # until a rank's own connection tells that it is gone, which says more than what others noticed
 GREETED_S = 10.0  # for the first message of a connection
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class Crew:
         self._links: dict[int, RankLink] = {}
         self._flow: RankLink | None = None
         self._news = threading.Condition()
-        self._loaded: set[int] = set()
+        self.loaded: dict[int, RankReady] = {}
+        self.pulses: dict[int, tuple[float, Pulse]] = {}  # the last of each rank, and when it came
         self._answers: dict[int, dict[int, Answer]] = {}  # by number of the message, and rank
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
@@ -124,12 +126,12 @@ class Crew:
         """Tell each rank what to load, and listen to them from now on."""
         for rank, setup in setups.items():
             thread = threading.Thread(target=self._listen, args=(rank,), name=f"penstock-rank-{rank}", daemon=True)
-            self._threads.append(thread)
             self._send(rank, setup)
             thread.start()
+            self._threads.append(thread)
         beat = threading.Thread(target=self._beat, name="penstock-rank-pulse", daemon=True)
-        self._threads.append(beat)
         beat.start()
+        self._threads.append(beat)
 
     def join(self) -> RankLink | None:
         """Wait until all ranks are ready; returns the connection of the stage before, if there is one."""
@@ -138,7 +140,7 @@ class Crew:
                 self.check()
                 self._admit(self.hellos[1].identity)
         with self._news:
-            while len(self._loaded) < self.layout.num_ranks - 1:
+            while len(self.loaded) < self.layout.num_ranks - 1:
                 self.check()
                 self._news.wait(PULSE_S)
         self._listener.close()
@@ -162,18 +164,34 @@ class Crew:
         """Return the answers of all ranks to a control message; None while some are missing."""
         self.check()
         with self._news:
-            found = self._answers.get(number, {})
-            return dict(found) if len(found) == len(self._links) else None
+            return self._answers.pop(number) if self._has_all(number) else None
+
+    def await_answers(self, number: int) -> dict[int, Answer]:
+        """Wait for the answers of all ranks."""
+        with self._news:
+            while not self._has_all(number):
+                self.check()
+                self._news.wait(PULSE_S)
+            return self._answers.pop(number)
+
+    def _has_all(self, number: int) -> bool:
+        return len(self._answers.get(number, ())) == len(self._links)
 
     def wait(self, wait_s: float) -> None:
         """Wait for news, at most so long."""
         with self._news:
             self._news.wait(wait_s)
 
+    def await_loss(self, wait_s: float) -> None:
+        """Wait for a rank to be lost, at most so long."""
+        with self._news:
+            self._news.wait_for(lambda: self.failure is not None, wait_s)
+
     def lose(self, rank: int, why: str) -> None:
         """Note that a rank is lost."""
-        hello = self.hellos[rank]
-        self.fail(RankLost(f"rank {rank} (process {hello.pid} on {hello.node}) is lost: {why}", rank))
+        hello = self.hellos.get(rank)  # none of rank 0
+        who = "" if hello is None else f" (process {hello.pid} on {hello.node})"
+        self.fail(RankLost(f"rank {rank}{who} is lost: {why}", rank))
 
     def fail(self, failure: RankLost) -> None:
         """End all ranks. Whoever waits for one gets to know why."""
@@ -199,13 +217,17 @@ class Crew:
         link = self._links[rank]
         try:
             while True:
-                silence_s = MAX_SILENCE_S if rank in self._loaded else MAX_LOADING_SILENCE_S
+                silence_s = MAX_SILENCE_S if rank in self.loaded else MAX_LOADING_SILENCE_S
                 message = decode_from_rank(link.receive(silence_s))
                 if isinstance(message, Lost):
-                    return self.lose(rank, message.error)
+                    if message.rank >= 0:
+                        self.await_loss(LOSS_S)
+                    return self.lose(rank if message.rank < 0 else message.rank, message.error)
                 with self._news:
-                    if isinstance(message, RankReady):
-                        self._loaded.add(rank)
+                    if isinstance(message, Pulse):
+                        self.pulses[rank] = time.monotonic(), message
+                    elif isinstance(message, RankReady):
+                        self.loaded[rank] = message
                     elif isinstance(message, Told):
                         self._answers.setdefault(message.number, {})[rank] = message.answer
                     self._news.notify_all()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora
 from penstock.engine.plan import Plan, Result, Row, RowResult
+from penstock.engine.ranks import RankRecord
 from penstock.errors import RankLost
 from penstock.layers import Received
 from penstock.parallel import Mesh
 from penstock.runner.cpu.runner import Runner
-from penstock.runner.ranks.crew import PULSE_S, Crew
+from penstock.runner.ranks.crew import LOSS_S, PULSE_S, Crew
 from penstock.runner.ranks.flow import Inlet
-from penstock.runner.ranks.link import LinkClosed
+from penstock.runner.ranks.keeping import SharedStore, without_copies
 from penstock.runner.ranks.messages import Compute, Tell, strip
 
 
@@ -53,8 +55,8 @@ class UntoldTokens:
 class StartedPlan:
     """The ticket of a plan: rank 0's part is computed when somebody waits for it."""
 
-    def __init__(self, executor: RankExecutor, plan: Plan) -> None:
-        self._executor, self.plan = executor, plan
+    def __init__(self, executor: RankExecutor, plan: Plan, is_lost: bool) -> None:
+        self._executor, self.plan, self.is_lost = executor, plan, is_lost
         self.outcome: Result | None = None
 
     def result(self) -> Result:
@@ -99,35 +101,61 @@ class ToldAll:
 class RankExecutor:
     verifies_trees = False  # accepted paths are moved in the cache, and other ranks do not know them in time
 
-    def __init__(self, runner: Runner, crew: Crew, inlet: Inlet | None, mesh: Mesh) -> None:
-        self.runner, self.crew, self._mesh = runner, crew, mesh
+    def __init__(
+        self,
+        runner: Runner,
+        crew: Crew,
+        inlet: Inlet | None,
+        mesh: Mesh,
+        facts: Sequence[RankRecord] = (),
+        store: SharedStore | None = None,
+    ) -> None:
+        self.runner, self.crew, self._mesh, self._store = runner, crew, mesh, store
+        self.facts = list(facts)
         self._inlet = inlet
         self._tokens = UntoldTokens(crew.layout.num_shards > 1)
         self._started: deque[StartedPlan] = deque()  # whose part here is not computed
         self._num_messages = 0
+        if store is not None:
+            store.sender = self
 
     def start(self, plan: Plan) -> StartedPlan:
-        self.crew.broadcast(Compute(self._tokens.tell(plan)))
-        self._started.append(ticket := StartedPlan(self, plan))
+        is_lost = False
+        if self._store is not None and plan.loads:
+            is_lost = not self._store.restore(plan)
+            plan = without_copies(plan)
+        self.crew.broadcast(Compute(self._tokens.tell(plan), is_lost))
+        self._started.append(ticket := StartedPlan(self, plan, is_lost))
         return ticket
+
+    def number(self) -> int:
+        if self._started:
+            self.compute_until(self._started[-1])
+        self._num_messages += 1
+        return self._num_messages
 
     def compute_until(self, last: StartedPlan) -> None:
         """Compute what was started, in order, up to that plan."""
         while last.outcome is None:
             ticket = self._started.popleft()
-            ticket.outcome = self._compute(ticket.plan)
+            if ticket.is_lost:
+                self.runner.apply(ticket.plan)
+                ticket.outcome = Result(ticket.plan.number, lost=True)
+            else:
+                ticket.outcome = self._compute(ticket.plan)
 
     def _compute(self, plan: Plan) -> Result:
         self.crew.check()
-        if self._inlet is not None:
-            first: Received = self.runner.model.embedding  # type: ignore[assignment]
-            try:
+        try:
+            if self._inlet is not None and plan.rows:
+                first: Received = self.runner.model.embedding  # type: ignore[assignment]
                 first.take(self._inlet.receive(plan.number))
-            except LinkClosed as error:
-                self.crew.lose(self.crew.layout.num_shards, str(error))
-                self.crew.check()
-                raise
-        result = self.runner.run(plan)
+            result = self.runner.run(plan)
+        except RankLost as error:
+            self.crew.await_loss(LOSS_S)
+            self.crew.lose(error.rank, str(error))
+            self.crew.check()
+            raise
         if result.error is not None and self.crew.layout.num_shards > 1:
             self.crew.fail(RankLost(f"rank 0 failed in a step that others are in: {result.error}", 0))
         self.crew.check()
@@ -135,17 +163,15 @@ class RankExecutor:
         return result
 
     def control(self, message: object) -> Awaited[Answer]:
-        if self._started:
-            self.compute_until(self._started[-1])
+        number = self.number()
         own = self.runner.control(message)
         if isinstance(message, Describe):
             told = own.result()
             return Done(replace(told, values={**told.values, "num_ranks": self.crew.layout.num_ranks}))
         if not isinstance(message, LoadLora | DropLora) or self.runner.loras is None:
             return own
-        self._num_messages += 1
-        self.crew.broadcast(Tell(self._num_messages, type(message).__name__, asdict(message)))
-        return ToldAll(self, self._num_messages, own, message)
+        self.crew.broadcast(Tell(number, type(message).__name__, asdict(message)))
+        return ToldAll(self, number, own, message)
 
     def close(self) -> None:
         self.crew.close()

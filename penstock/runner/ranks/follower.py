@@ -8,14 +8,17 @@ import time
 from dataclasses import replace
 
 from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
-from penstock.engine.plan import Plan
+from penstock.errors import RankLost
+from penstock.host.machine import free_memory_bytes, resident_bytes
 from penstock.host.parent import ORPHANED
 from penstock.layers import Received
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
+from penstock.runner.ranks.facts import count_held
 from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
+from penstock.runner.ranks.keeping import keep
 from penstock.runner.ranks.link import LinkClosed, RankLink
-from penstock.runner.ranks.messages import Compute, End, Pulse, RankReady, Tell, Told, ToRank, decode_to_rank, encode
+from penstock.runner.ranks.messages import Compute, End, KeepBlocks, Pulse, Tell, Told, ToRank, decode_to_rank, encode
 
 ANSWERING_S = 0.01  # between looks at adapters that are being read
 
@@ -38,7 +41,7 @@ class Pulses(threading.Thread):
             if self.inbox is not None and now - self.inbox.heard_s > MAX_SILENCE_S:
                 os._exit(ORPHANED)
             try:
-                self._link.send(encode(Pulse()))
+                self._link.send(encode(Pulse(resident_bytes(), free_memory_bytes())))
             except LinkClosed:
                 os._exit(ORPHANED)  # the main thread may wait for another rank
 
@@ -50,16 +53,18 @@ def is_later(runner: Runner) -> bool:
 
 class Follower:
     def __init__(
-        self, runner: Runner, link: RankLink, pulses: Pulses, inlet: Inlet | None, outlet: Outlet | None
+        self, runner: Runner, link: RankLink, pulses: Pulses, inlet: Inlet | None, outlet: Outlet | None, first: int
     ) -> None:
+        """`first` is the first of the ranks that share its layers."""
         self._runner, self._link, self._pulses, self._inlet, self._outlet = runner, link, pulses, inlet, outlet
+        self._first = first
         self._answers: list[tuple[Tell, Awaited[Answer]]] = []
         self._seen: dict[int, str] = {}  # fingerprints of adapters; files of other machines have others
 
     def serve(self) -> None:
         """Work until told to stop; raises LinkClosed when rank 0 is gone."""
         self._pulses.inbox = inbox = Inbox(self._link, "plans")
-        self._link.send(encode(RankReady()))
+        self._link.send(encode(count_held(self._runner)))
         while True:
             frame = inbox.get(ANSWERING_S if self._answers else None)
             self._answer()
@@ -67,17 +72,28 @@ class Follower:
                 continue
             message: ToRank = decode_to_rank(frame)
             if isinstance(message, End):
+                self._runner.close()
                 return
             if isinstance(message, Compute):
-                self._compute(message.plan)
+                self._compute(message)
+            elif isinstance(message, KeepBlocks):
+                answer = keep(message, self._runner.memory, self._runner.store)
+                self._link.send(encode(Told(message.number, answer)))
             elif isinstance(message, Tell):
                 self._obey(message)
 
-    def _compute(self, plan: Plan) -> None:
+    def _compute(self, message: Compute) -> None:
+        plan = message.plan
+        if message.is_lost or not plan.rows:
+            self._runner.apply(plan)
+            return
         if self._inlet is not None:
             first: Received = self._runner.model.embedding  # type: ignore[assignment]
             first.take(self._inlet.receive(plan.number))
-        computed = self._runner.compute(plan)
+        try:
+            computed = self._runner.compute(plan)
+        except RankLost as error:  # in a collective, which counts the ranks of its stage
+            raise RankLost("ranks that share its layers found it gone", self._first + error.rank) from None
         if self._outlet is not None:
             self._outlet.send(plan.number, computed.hidden)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.cache.store import Transfer
 from penstock.engine.executor import Answer
 from penstock.engine.plan import Admission, Plan
 from penstock.errors import InvalidConfig, quote
@@ -52,11 +53,27 @@ class RankRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """A rank is ready for plans."""
+    """A rank is ready for plans, and holds so much."""
+
+    weight_bytes: int
+    cache_bytes: int
 
 
 class Compute(msgspec.Struct, frozen=True, tag=True):
+    """A plan's step; where some rank has lost a part of what the plan loads, none computes it."""
+
     plan: Plan
+    is_lost: bool = False
+
+
+class KeepBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Copies between pool and store, and what is to become of the store; `Told` with the same number follows."""
+
+    number: int
+    saves: tuple[Transfer, ...] = ()
+    loads: tuple[Transfer, ...] = ()
+    flush: bool = False
+    forget: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True):
@@ -73,13 +90,17 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
-    """A rank cannot go on."""
+    """A rank cannot go on, because of another if that is not -1."""
 
     error: str
+    rank: int = -1
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):
-    """The sender is alive."""
+    """The sender is alive, and its memory is so."""
+
+    resident_bytes: int = 0
+    free_bytes: int = 0  # of its machine
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -92,7 +113,7 @@ class HiddenFlow(msgspec.Struct, frozen=True, tag=True):
     rank: int  # whose they are
 
 
-ToRank = Setup | RankRefused | Compute | Tell | Pulse | End
+ToRank = Setup | RankRefused | Compute | KeepBlocks | Tell | Pulse | End
 FromRank = Hello | RankReady | Told | Lost | Pulse | HiddenFlow
 
 encode = msgspec.msgpack.Encoder().encode

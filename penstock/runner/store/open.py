@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,21 +27,35 @@ CODE = (".py", ".so", ".pyd")
 SETTINGS = (
     *("dtype", "quantization", "activation_dtype", "kv_cache_dtype", "block_size", "deterministic", "keeps_packed"),
     *("load_format", "speculative_config", "device"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
 )
 
 
+@dataclass(frozen=True)
+class RankPart:
+    """A rank's part of each block: its number, and its share of the bytes."""
+
+    rank: int = 0
+    share: float = 1.0
+
+
+WHOLE = RankPart()
+
+
 def open_store(
-    settings: Resolved, path: Path | None, spec: ModelSpec, grouping: Grouping
+    settings: Resolved, path: Path | None, spec: ModelSpec, grouping: Grouping, part: RankPart = WHOLE
 ) -> tuple[BlockStore, Offloading] | None:
-    """Open what the settings ask for; None if that is nothing. `path`: the model's."""
+    """Open what the settings ask for; None if that is nothing. `path`: the model's, `grouping`: of all ranks."""
     wanted = settings.kv_offloading_size or settings.kv_offloading_path is not None
     if not wanted or path is None or not grouping.groups or not settings.enable_prefix_caching:
         return None
     files = None
     if settings.kv_offloading_path is not None:
         files = FileTier(settings.kv_offloading_path, int(settings.kv_offloading_disk_size * GIB))
-    store = BlockStore(int(settings.kv_offloading_size * GIB), files)
-    names = BlockNames(make_fingerprint(settings, path, spec, grouping))
+    fingerprint = make_fingerprint(settings, path, spec, grouping)
+    name = f"rank {part.rank} {fingerprint}".encode() if part.rank else b""
+    store = BlockStore(int(settings.kv_offloading_size * part.share * GIB), files, name)
+    names = BlockNames(fingerprint)
     return store, Offloading(store, names, max(1, SAVED_BYTES // grouping.block_bytes))
 
 

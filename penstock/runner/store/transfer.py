@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
-from penstock.engine.plan import Plan
+from penstock.cache.store import Transfer
 from penstock.runner.memory import BlockMemory
 from penstock.runner.store.blocks import BlockStore
 
 _log = logging.getLogger(__name__)
 
 
-def transfer(plan: Plan, memory: BlockMemory, store: BlockStore | None) -> bool:
-    """Save and load what the plan says; False if a block to be loaded is lost. A save may fail."""
-    if store is None or not (plan.saves or plan.loads):
-        return True
+class Copies(Protocol):
+    """A plan, or what a rank is told of one."""
+
+    @property
+    def saves(self) -> Sequence[Transfer]: ...
+
+    @property
+    def loads(self) -> Sequence[Transfer]: ...
+
+
+def transfer(copies: Copies, memory: BlockMemory, store: BlockStore | None) -> bytes | None:
+    """Save and load what is said; returns the name of a block to be loaded that is lost. A save may fail."""
+    if store is None or not (copies.saves or copies.loads):
+        return None
     try:
-        for save in plan.saves:
+        for save in copies.saves:
             store.save(save.name, memory.read(save.blocks))
     except Exception:
         _log.exception("cache blocks could not be saved")
-    for load in plan.loads:
+    for load in copies.loads:
         data = store.load(load.name)
         if data is None or not memory.write(load.blocks, data):
             store.drop(load.name)
-            return False
-    return True
+            return load.name
+    return None

@@ -29,6 +29,7 @@ from penstock.types import (
     SpeculationParams,
 )
 from penstock.types.lora import MAX_LORAS, MAX_SCALE
+from penstock.types.sampling import MAX_SESSION_CHARS as MAX_SESSION_CHARS
 from penstock.types.speculation import MAX_DRAFT, METHODS
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ MAX_BAD_WORD_CHARS = 200
 MAX_BIASES = 10_000
 MAX_SAMPLERS = 32  # also the length of a name
 MAX_MESSAGES = 10_000
-MAX_SESSION_CHARS = 128
 MAX_TOOLS = 128
 MAX_INT32 = 2**31 - 1
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
@@ -180,6 +180,11 @@ class StreamOptions(RequestBody):
     include_obfuscation: bool | None = None  # no effect: chunks are not padded
 
 
+def name_slot(id: int) -> str:
+    """Name the session of llama-server's slot."""
+    return f"slot {id}"
+
+
 class SamplingBody(RequestBody):
     """Sampling parameters of OpenAI, vLLM and llama-server."""
 
@@ -250,9 +255,9 @@ class SamplingBody(RequestBody):
     # Penstock's
     speculation: Speculation = None
     include_applied: bool = False  # the ledger with the answer
+    id_slot: int | None = None  # without `session`, the session of that slot; -1 for none
     # no effect: prefixes are always cached
     cache_prompt: bool | None = None
-    id_slot: int | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod

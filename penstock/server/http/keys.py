@@ -35,7 +35,7 @@ FOR_TENANTS = frozenset({"/admin/requests/{id:path}"})  # a tenant finds its own
 KEYS_VARIABLE, ADMIN_VARIABLE = "PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEY"
 MAX_FILE_BYTES = 1 << 20
 FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
-OTHERS_LOAD = frozenset({"/metrics"})  # show the load of all tenants: for the admin only
+OTHERS_LOAD = frozenset({"/metrics", "/slots"})  # show the load of all tenants: for the admin only
 SEES_ALL = "sees_all"  # scope key
 ROUTE = "route_path"  # scope key: the matched route's declared path, or None
 

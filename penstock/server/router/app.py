@@ -48,7 +48,10 @@ OWN: dict[tuple[str, str], Handler] = {
     ("GET", "/admin/upstreams"): routes.list_upstreams,
     ("POST", "/admin/upstreams"): routes.set_drained,
 }
-LEFT_OUT = {"/", "/admin/live", "/admin/running", "/admin/models", "/docs", "/api/pull", "/api/delete"}  # of one server
+LEFT_OUT = {  # of one server
+    *("/", "/admin/live", "/admin/running", "/admin/models", "/docs", "/api/pull", "/api/delete"),
+    *("/slots", "/slots/{id}"),
+}
 KEPT = ("/v1/responses/{id", "/v1/files/{id", "/v1/batches/{id", "/admin/requests/{id")  # by one server; {id:path} too
 
 

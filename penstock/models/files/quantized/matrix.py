@@ -98,8 +98,8 @@ class Parts:
         return values
 
 
-def name_group(bits: int, group: int, width: int, kind: str = "int") -> str:
-    return f"{kind}{bits}" + (f" g{group}" if group < width else "")
+def name_group(bits: int, group: int, width: int) -> str:
+    return f"int{bits}" + (f" g{group}" if group < width else "")
 
 
 def fits_kernel(group: int, width: int) -> bool:
