@@ -198,6 +198,30 @@ def test_latents(tmp_path: Path) -> None:
     check(base, folder, theirs, adapters.merge(theirs, pairs, ALPHA / RANK))
 
 
+def test_what_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
+    """In one line, with the tensor and the way out."""
+    theirs, base = make("Qwen2ForCausalLM", tmp_path)
+    pairs = adapters.make_pairs(theirs, RANK, 1, ("q_proj",))
+    width, rows = theirs.config.hidden_size, theirs.config.vocab_size
+    sizes = {f"{name}.lora_magnitude_vector": torch.ones(len(b)) for name, (_, b) in pairs.items()}
+    first = next(iter(sizes))
+    cases: list[tuple[dict[str, Any], dict[str, Tensor], str]] = [
+        ({"modules_to_save": ["norm"]}, {"model.norm.weight": torch.ones(width)}, "model.norm.weight.*penstock merge"),
+        ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": torch.ones(rows + 8, width)}, "added tokens.*merged"),
+        ({"modules_to_save": ["norm"]}, {"lm_head.weight": torch.ones(rows, width)}, "lm_head.weight.*penstock merge"),
+        ({"use_dora": True}, {}, "not each module has a magnitude"),
+        ({"use_dora": True}, {**sizes, first: torch.ones(3)}, r"shape \[3\], and this model takes"),
+        ({"bias": "all"}, {"model.norm.bias": torch.ones(width)}, "model.norm.bias.*penstock merge"),
+        ({}, {"lm_head.weight": torch.ones(rows, width)}, "lm_head.weight.*penstock merge"),
+    ]
+    with start(base) as llm:
+        for index, (config, tensors, said) in enumerate(cases):
+            folder = add(adapters.write(tmp_path / f"{index}", theirs, pairs, ALPHA, **config), tensors)
+            with pytest.raises(InvalidRequest, match=said) as raised:
+                ask(llm, [LoRARequest(f"{index}", index + 1, str(folder))])
+            assert "\n" not in str(raised.value)
+
+
 STACKED = [
     "OlmoeForCausalLM",
     "MixtralForCausalLM",
