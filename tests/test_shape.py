@@ -24,7 +24,7 @@ UNLIMITED_FOLDERS = ("penstock/models/families",)  # one module per family
 
 # Things that are over a budget, with the number they have today. Numbers only become smaller, and no entry is added.
 EXCEPTIONS: dict[str, dict[str, int]] = {
-    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 405},
+    "lines of a file": {},
     "lines of a function": {
         "penstock/ops/triton/attention/attention.py::_body": 97,
         "penstock/ops/triton/attention/attention.py::_decode": 86,
@@ -35,7 +35,7 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "penstock/ops/triton/attention/qkv_write.py::_qkv_write": 75,
         "penstock/ops/triton/exact/attention.py::_body": 78,
         "penstock/ops/triton/exact/attention.py::_exact_attention": 108,
-        "penstock/ops/triton/matmul/int_product.py::_int_gemv": 91,
+        "penstock/ops/triton/matmul/int_gemv.py::_int_gemv": 91,
         "penstock/ops/triton/matmul/product.py::_gemv": 63,
         "penstock/ops/triton/sampling/cut.py::cut": 66,
         "penstock/ops/triton/sampling/report.py::_report": 78,
@@ -152,6 +152,13 @@ ADDED_FLAGS: dict[str, str] = {
         """.split()
         if (command, flag) != ("plan", "distributed-executor-backend")
         and not (command == "serve" and flag in ("enable-expert-parallel", "distributed-executor-backend"))
+    },
+    **{
+        f"{command} --kv-cache-dtype-skip-layers": "which layers lose by a quantized cache depends on the model"
+        for command in (
+            *("bench latency", "bench speculation", "bench throughput", "chat", "perplexity"),
+            *("plan", "run", "run-batch", "tune", "verify"),
+        )
     },
     "serve --nnodes": "how many machines share a model nobody but the operator knows",
     **{

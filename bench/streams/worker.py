@@ -72,13 +72,13 @@ class CountingEngine:
 
 def main() -> int:
     task = msgspec.json.decode(read_first_line(), type=Task)
-    wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
-    pulse.start()
+    wire, heartbeat = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
+    heartbeat.start()
     config = EngineConfig.from_options(**task.options)
     wire.send(_describe_model(find_model(task.model, config.revision, progress=False), config))
     wire.send(Ready([("engine", "counting", "")], {}, VOCAB_SIZE, 8, MAX_MODEL_LEN, 1 << 24, NUM_ROWS, *NO_WEIGHTS))
-    pulse.tell(lambda: {"num_running": 0.0})
-    CommandLoop(cast(Engine, CountingEngine()), wire, pulse, _prepare).serve()
+    heartbeat.tell(lambda: {"num_running": 0.0})
+    CommandLoop(cast(Engine, CountingEngine()), wire, heartbeat, _prepare).serve()
     wire.close()
     return 0
 

@@ -66,16 +66,16 @@ class WaitingDevice:
 
 def main() -> int:
     task = msgspec.json.decode(read_first_line(), type=Task)
-    wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
-    pulse.start()
+    wire, heartbeat = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
+    heartbeat.start()
     config = EngineConfig.from_options(**task.options)
     wire.send(_describe_model(find_model(task.model, config.revision, progress=False), config))
     cache = KVCache(NUM_BLOCKS, BLOCK_SIZE, (Group(StateSpec("full", bytes_per_position=1), (0,)),))
     engine = Engine(Scheduler(cache, max_num_seqs=NUM_ROWS, max_num_batched_tokens=8192), WaitingDevice())
     tokens = NUM_BLOCKS * BLOCK_SIZE
     wire.send(Ready([("device", "waiting", "")], {}, VOCAB_SIZE, 8, MAX_MODEL_LEN, tokens, NUM_ROWS, *NO_WEIGHTS))
-    pulse.tell(engine.stats)
-    CommandLoop(engine, wire, pulse, _prepare).serve()
+    heartbeat.tell(engine.stats)
+    CommandLoop(engine, wire, heartbeat, _prepare).serve()
     wire.close()
     return 0
 

@@ -53,20 +53,20 @@ def main() -> int:
     task = msgspec.json.decode(line, type=Task)
     watch_parent()
     wire = Wire(task.endpoint)
-    pulse = Heartbeat(task.beat_endpoint)
-    pulse.start()  # while loading, too
+    heartbeat = Heartbeat(task.beat_endpoint)
+    heartbeat.start()  # while loading, too
     try:
-        return _work(task, wire, pulse)
+        return _work(task, wire, heartbeat)
     except PenstockError as error:
         wire.send(Failed(str(error)))
         if isinstance(error, RankLost):
-            pulse.end(LostRank(error.rank, str(error)))
+            heartbeat.end(LostRank(error.rank, str(error)))
         return 1
     finally:
         wire.close()
 
 
-def _work(task: Task, wire: Wire, pulse: Heartbeat) -> int:
+def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
     from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
@@ -81,7 +81,7 @@ def _work(task: Task, wire: Wire, pulse: Heartbeat) -> int:
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
-    ranks = watch_ranks(engine.executor, pulse, partial(_end, pulse))
+    ranks = watch_ranks(engine.executor, heartbeat, partial(_end, heartbeat))
     wire.send(
         Ready(
             [(one.name, one.value, one.why) for one in settings.settings],
@@ -104,23 +104,23 @@ def _work(task: Task, wire: Wire, pulse: Heartbeat) -> int:
             ranks,
         )
     )
-    loop = CommandLoop(engine, wire, pulse, partial(_prepare, assembly.grammars))
+    loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
     counter = find_counter(settings.device)
     if counter is not None:
         loop.account.energy = EnergyAccount(counter)
-    pulse.tell(loop.stats)
+    heartbeat.tell(loop.stats)
     try:
         loop.serve()
     except RankLost as error:
-        _end(pulse, error)
+        _end(heartbeat, error)
     engine.close()
     return 0
 
 
-def _end(pulse: Heartbeat, lost: RankLost) -> None:
+def _end(heartbeat: Heartbeat, lost: RankLost) -> None:
     """End this process at once, whatever it waits for: the API process starts another, and its ranks."""
     _log.error("%s", lost)
-    pulse.end(LostRank(lost.rank, str(lost)))
+    heartbeat.end(LostRank(lost.rank, str(lost)))
     os._exit(RANK_LOST)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from penstock.config.cache_dtypes import parse_skips
 from penstock.config.speculation import AUTO, parse_speculation
 from penstock.errors import InvalidConfig, InvalidRequest, quote
 from penstock.types import SamplingParams
@@ -158,6 +159,9 @@ class EngineConfig:
         "need a CPU, fp8 a GPU",
         KV_CACHE_DTYPES,
     )
+    kv_cache_dtype_skip_layers: str | None = option(
+        None, "layers that a quantized KV cache keeps in full: numbers, sliding_window, or both: 0,1,sliding_window"
+    )
     max_model_len: int | None = option(
         None, "context length: max tokens of prompt plus answer", least=1, most=MAX_POSITIONS
     )
@@ -244,6 +248,7 @@ class EngineConfig:
         check_options(self)
         if self.override_generation_config is not None:
             parse_override(self.override_generation_config)
+        parse_skips(self.kv_cache_dtype_skip_layers)
         parse_speculation(self.speculative_config)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise InvalidConfig(
@@ -261,6 +266,8 @@ class EngineConfig:
         if options.get("max_cpu_loras") and "max_loras" not in options:
             options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]
+        if isinstance(named := options.get("kv_cache_dtype_skip_layers"), list | tuple):  # as vLLM has them
+            options["kv_cache_dtype_skip_layers"] = ",".join(map(str, named)) or None
         for name in options:
             if name not in known:
                 raise InvalidConfig(f"unknown option {name!r}: the options are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Options of several ranks: what cannot be, and what follows from them."""
+"""Check the options of several ranks, and derive others from them."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.config.cache_dtypes import AUTO_KV_DTYPE
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
@@ -25,7 +26,6 @@ INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
 LORA_SHARE = 8  # of the free memory, one part for adapters
-AUTO_KV_DTYPE = "float16"
 DEFAULT = "default"  # the reason of what nobody set or derived
 
 

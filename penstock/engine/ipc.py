@@ -29,7 +29,7 @@ from penstock.engine.messages import (
     Seen,
     Stop,
 )
-from penstock.engine.ranks import RankPulse
+from penstock.engine.ranks import LastBeat
 from penstock.engine.view import Viewer
 from penstock.errors import PenstockError
 from penstock.types import Request
@@ -70,12 +70,12 @@ class Heartbeat(threading.Thread):
     """Tells the API process, over a wire of its own, that this process lives and how old its step is."""
 
     def __init__(self, endpoint: str) -> None:
-        super().__init__(name="penstock-pulse", daemon=True)
+        super().__init__(name="penstock-heartbeat", daemon=True)
         self._endpoint = endpoint
         self._stats: Callable[[], dict[str, float]] = dict
         self._told, self._ended = threading.Event(), threading.Event()
         self._last: Report | None = None
-        self.list_ranks: Callable[[], list[RankPulse]] = list
+        self.list_ranks: Callable[[], list[LastBeat]] = list
         self.begun: float | None = None  # the step under way, by the monotonic clock
 
     def tell(self, stats: Callable[[], dict[str, float]]) -> None:
@@ -108,8 +108,8 @@ class CommandLoop:
     """Obeys commands and makes steps. `prepare` does slow work for a request before its first step, in another thread;
     what it returns is held until the request ends."""
 
-    def __init__(self, engine: Engine, wire: Wire, pulse: Heartbeat, prepare: Callable[[Request], object]) -> None:
-        self._engine, self._wire, self._pulse, self._prepare = engine, wire, pulse, prepare
+    def __init__(self, engine: Engine, wire: Wire, heartbeat: Heartbeat, prepare: Callable[[Request], object]) -> None:
+        self._engine, self._wire, self._heartbeat, self._prepare = engine, wire, heartbeat, prepare
         self._preparing: dict[str, Add] = {}
         self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
         self._prepared: queue.SimpleQueue[tuple[str, object, float]] = queue.SimpleQueue()
@@ -150,11 +150,11 @@ class CommandLoop:
                 is_prepared = not engine.prepare()
 
     def _step(self) -> None:
-        self._pulse.begun = time.monotonic()
+        self._heartbeat.begun = time.monotonic()
         begin = time.perf_counter()
         deltas = self._engine.step(waits_for_loras=False)
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
-        self._pulse.begun = None
+        self._heartbeat.begun = None
         energy = self.account.energy.settle(deltas, self._engine.has_work) if self.account.energy is not None else {}
         if energy:
             self._wire.send(Deltas(energy_j=energy))

@@ -12,8 +12,8 @@ from penstock.engine.executor import EraseSession as EraseSession
 from penstock.engine.executor import LoadLora as LoadLora
 from penstock.engine.executor import SaveSession as SaveSession
 from penstock.engine.journal import Mark as Mark
+from penstock.engine.ranks import LastBeat as LastBeat
 from penstock.engine.ranks import LostRank as LostRank
-from penstock.engine.ranks import RankPulse as RankPulse
 from penstock.engine.ranks import RankRecord as RankRecord
 from penstock.engine.view import BlockView, RowView
 from penstock.types import Applied, Delta, Request
@@ -133,7 +133,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     step_s: float
     stats: dict[str, float]
-    ranks: list[RankPulse] = []  # where there are several
+    ranks: list[LastBeat] = []  # where there are several
 
 
 Command = Add | Abort | Forget | Control | Look | Stop

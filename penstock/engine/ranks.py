@@ -1,4 +1,4 @@
-"""Ranks as an engine tells of them: what each is, once it is ready, a pulse every second, and which one is lost."""
+"""Ranks as an engine tells of them: what each is, once it is ready, a heartbeat every second, and which one is lost."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RankRecord(msgspec.Struct, frozen=True):
     cache_bytes: int
 
 
-class RankPulse(msgspec.Struct, frozen=True):
-    """A rank's last pulse, and how long ago it came."""
+class LastBeat(msgspec.Struct, frozen=True):
+    """A rank's last heartbeat, and how long ago it came."""
 
     rank: int
     silence_s: float

@@ -6,7 +6,7 @@ Everything is checked by name and shape before the first tensor is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -111,12 +111,21 @@ def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
             sources[parameter].append(source)
             used[key] += prod(part_shape)
     for name, (tensor, _) in found.items():
+        if name not in used and _adds_nothing(checkpoint, name, tensor, used):
+            continue
         if name not in used or used[name] != prod(checkpoint.shape(tensor)):
             raise InvalidModel(
                 f"{checkpoint.path}: tensor {tensor!r} has no place in the model that its config "
                 f"describes ({spec.num_layers} layers): config and weights do not belong together"
             )
     return sources
+
+
+def _adds_nothing(checkpoint: Checkpoint, name: str, tensor: str, used: Container[str]) -> bool:
+    """Return True for a bias of zeros beside a matrix of the model: some GPTQ writers give one to every linear."""
+    module, _, kind = name.rpartition(".")
+    is_bias = kind == "bias" and f"{module}.weight" in used and len(checkpoint.shape(tensor)) == 1
+    return is_bias and not bool(checkpoint.tensor(tensor).any())
 
 
 def _check(checkpoint: Checkpoint, source: Source) -> None:

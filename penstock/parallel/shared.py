@@ -107,7 +107,7 @@ def join_segment(rank: int, size: int, address: str | Segment, timeout_s: float)
 
 
 def _meet(mesh: SharedMesh, place: str, timeout_s: float) -> None:
-    """Wait until every rank has come: a rank that has not yet is no dead one."""
+    """Wait until every rank has joined; one that is late counts as alive."""
     end = time.monotonic() + timeout_s
     here = [False] * mesh.size
     while not all(here):

@@ -52,7 +52,7 @@ class LoraTable(Mapping[str, LoraWeights]):
 
 
 class StackTable(LoraTable):
-    """The same on a GPU: room of `rank` for one adapter in each slot, on the device. It never moves."""
+    """A LoraTable on a GPU: each slot has room for one adapter of `rank`, which never moves."""
 
     is_on_gpu = True
 

@@ -82,8 +82,8 @@ def _memory(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
 def _ranks(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Iterator[Metric]:
     """Describe the processes of models that have several ranks."""
     names = [*ENGINE_LABELS, "rank"]
-    up = GaugeMetricFamily("penstock:rank_up", "1 while a rank of a model's several sends pulses.", labels=names)
-    silence = GaugeMetricFamily("penstock:rank_silence_seconds", "Time since a rank's last pulse.", labels=names)
+    up = GaugeMetricFamily("penstock:rank_up", "1 while a rank of a model's several sends heartbeats.", labels=names)
+    silence = GaugeMetricFamily("penstock:rank_silence_seconds", "Time since a rank's last heartbeat.", labels=names)
     losses = CounterMetricFamily("penstock:rank_losses", "Ranks whose loss ended an engine.", labels=ENGINE_LABELS)
     for labels, engine in engines:
         for one in engine.ranks.facts:

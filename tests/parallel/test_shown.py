@@ -19,7 +19,7 @@ from rich.console import Console
 
 from penstock.commands.top.screen import Screen
 from penstock.engine.messages import LostRank
-from penstock.engine.ranks import RankPulse, RankRecord
+from penstock.engine.ranks import LastBeat, RankRecord
 from penstock.server.observe.ranks import MAX_SILENCE_S, RankWatch
 from penstock.server.observe.trace import Trace, format_trace
 from tests.server.running import RunningServer
@@ -46,7 +46,7 @@ def describe(running: RunningServer) -> dict[str, Any]:
 
 
 def wait_up(running: RunningServer) -> dict[str, Any]:
-    """Wait until every rank has sent a pulse since the engine was ready."""
+    """Wait until every rank has sent a heartbeat since the engine was ready."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         running.wait_ready()
@@ -136,8 +136,8 @@ def test_silence_grows_until_a_rank_counts_as_down() -> None:
     watch = RankWatch(lambda: now)
     assert watch.describe() == {}
     watch.open([make_facts(0), make_facts(1)])
-    assert not watch.is_up(1), "it has sent no pulse"
-    watch.take([RankPulse(0, 0.0, 5, 6), RankPulse(1, 2.5, 7, 8)])
+    assert not watch.is_up(1), "it has sent no heartbeat"
+    watch.take([LastBeat(0, 0.0, 5, 6), LastBeat(1, 2.5, 7, 8)])
     assert watch.is_up(0) and watch.is_up(1) and watch.measure_silence(1) == 2.5
     now += 1.0
     assert watch.is_up(0) and not watch.is_up(1) and watch.measure_silence(1) == 3.5

@@ -158,7 +158,8 @@ def test_slots_are_listed_for_the_admin(kept: RunningServer) -> None:
     body = {"prompt": TEXT, "max_tokens": 700, "ignore_eos": True, "stream": True, "id_slot": 7, "temperature": 0}
     headers = {"Authorization": "Bearer one"}
     with httpx.stream("POST", f"{kept.url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
-        next(line for line in answer.iter_lines() if line.startswith("data: "))
+        lines = answer.iter_lines()  # closed when collected, and the connection with it
+        next(line for line in lines if line.startswith("data: "))
         busy = httpx.get(f"{kept.url}/slots", headers=boss).json()
     assert [slot["id"] for slot in busy] == list(range(len(busy))) and len(busy) > 8
     assert [slot["id"] for slot in busy if slot["is_processing"]] == [7]

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineOrigin:
-    """The model's files, after which the store of blocks names them, and its other ranks. Without files there is no
-    store."""
+    """The model's files, by which the KV store names blocks, and its other ranks. Without files there is no store."""
 
     path: Path | None = None
     ranks: Ranks | None = None
@@ -64,8 +63,8 @@ def start_engine(
     loras: LoraTable | None = None,
     origin: EngineOrigin = EngineOrigin(),  # noqa: B008
 ) -> Engine:
-    """The pool's blocks twice: their owners in the cache, their bytes in the runner. With other ranks, `model` is
-    rank 0's share."""
+    """Make an engine, whose cache has the owners of the pool's blocks, and whose runner their bytes. With other ranks,
+    `model` is rank 0's share."""
     ranks = origin.ranks
     if draft is not None:
         draft.resolve(settings)

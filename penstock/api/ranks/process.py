@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from penstock.api.drafting import group_states
+from penstock.api.engine.keep import keep_layers
 from penstock.api.engine.load import load_weights
 from penstock.api.engine.start import make_memory
 from penstock.api.model_files import find_model
@@ -35,14 +36,14 @@ from penstock.passes.lora_table import LoraTable
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.ranks.backends.task import REFUSED, RankTask, decode_task
-from penstock.runner.ranks.crew import PULSE_S
-from penstock.runner.ranks.flow import Inlet, Outlet
-from penstock.runner.ranks.follower import Follower, Pulses, is_later
+from penstock.runner.ranks.flow import HiddenReceiver, HiddenSender
+from penstock.runner.ranks.follower import Follower, RankHeartbeat, is_later
+from penstock.runner.ranks.group import HEARTBEAT_S
 from penstock.runner.ranks.link import Credentials, LinkClosed, Listener, RankLink, connect
 from penstock.runner.ranks.messages import (
     Hello,
-    HiddenFlow,
-    Lost,
+    HiddenHello,
+    RankFailed,
     RankRefused,
     Setup,
     decode_from_rank,
@@ -76,7 +77,7 @@ def main() -> int:
             traceback.print_exc()
         text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         with suppress(LinkClosed):  # rank 0 has noticed
-            link.send(encode(Lost(text, error.rank if isinstance(error, RankLost) else -1)))
+            link.send(encode(RankFailed(text, error.rank if isinstance(error, RankLost) else -1)))
         return 1
     finally:
         link.close()
@@ -101,8 +102,8 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
             print(f"error: {setup.error}", file=sys.stderr)
             return REFUSED
         assert isinstance(setup, Setup)
-        pulses = Pulses(link)
-        pulses.start()
+        heartbeat = RankHeartbeat(link)
+        heartbeat.start()
         layout = task.layout
         mesh = open_mesh(
             "shm", layout.shard(task.rank), layout.num_shards, segment or setup.segment, timeout_s=MESH_TIMEOUT_S
@@ -112,7 +113,7 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
         if checkpoint:
             checkpoint.close()
     onward = None if setup.next_address is None else connect(setup.next_address, credentials, task.wait_s)
-    follower = _join(task, runner, listener, onward, link, pulses)
+    follower = _join(task, runner, listener, onward, link, heartbeat)
     settle_collector()
     gc.enable()
     follower.serve()
@@ -130,7 +131,7 @@ def _load(
 ) -> Runner:
     """Load this rank's share, with room for its part of the cache, and open its part of the store."""
     settings = Resolved(**setup.settings, settings=())
-    spec = spec_from_config(described, settings.max_model_len)
+    spec = keep_layers(spec_from_config(described, settings.max_model_len), settings)
     share = cut_share(spec, settings, rank)
     loras = LoraTable(share, settings.max_loras) if settings.enable_lora else None
     device = torch.device("cpu")
@@ -145,28 +146,33 @@ def _load(
 
 
 def _join(
-    task: RankTask, runner: Runner, listener: Listener, onward: RankLink | None, link: RankLink, pulses: Pulses
+    task: RankTask,
+    runner: Runner,
+    listener: Listener,
+    onward: RankLink | None,
+    link: RankLink,
+    heartbeat: RankHeartbeat,
 ) -> Follower:
     """Connect with the stages after and before."""
-    inlet = outlet = None
+    receiver = sender = None
     if onward is not None:
-        onward.send(encode(HiddenFlow(task.rank)))
-        outlet = Outlet(onward, task.rank - task.layout.num_shards)
+        onward.send(encode(HiddenHello(task.rank)))
+        sender = HiddenSender(onward, task.rank - task.layout.num_shards)
     if is_later(runner):
         upstream = task.rank + task.layout.num_shards
-        inlet = Inlet(_await_upstream(listener, upstream), upstream)
+        receiver = HiddenReceiver(_await_upstream(listener, upstream), upstream)
     listener.close()
-    return Follower(runner, link, pulses, inlet, outlet, task.rank - task.layout.shard(task.rank))
+    return Follower(runner, link, heartbeat, receiver, sender, task.rank - task.layout.shard(task.rank))
 
 
 def _await_upstream(listener: Listener, rank: int) -> RankLink:
     """Wait for the connection of the stage before."""
     while True:
-        link = listener.accept(PULSE_S)
+        link = listener.accept(HEARTBEAT_S)
         if link is None:
             continue
-        flow = decode_from_rank(link.receive(PULSE_S))
-        if isinstance(flow, HiddenFlow) and flow.rank == rank:
+        hello = decode_from_rank(link.receive(HEARTBEAT_S))
+        if isinstance(hello, HiddenHello) and hello.rank == rank:
             return link
         link.close()
 

@@ -12,7 +12,7 @@ from penstock.passes.stages import cut_stages
 from penstock.runner.ranks.layout import RankLayout
 from penstock.runner.store.open import RankPart
 
-MESH_TIMEOUT_S = 600.0  # a rank that hangs is noticed by its pulse
+MESH_TIMEOUT_S = 600.0  # a rank that hangs is noticed by its heartbeat
 
 
 def make_layout(config: EngineConfig) -> RankLayout:

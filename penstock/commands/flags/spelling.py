@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
-MODULES = "--lora-modules"
+from penstock.config.cache_dtypes import WINDOWS
+
+MODULES, LAYERS = "--lora-modules", "--kv-cache-dtype-skip-layers"
 END = "--"  # of the flags
 MAX_KEYS = 8  # of one nested name
 
@@ -17,7 +19,7 @@ def normalize(args: list[str], known: Collection[str]) -> list[str]:
     """Return the arguments in the spelling of the `known` flags."""
     num_flags = args.index(END) if END in args else len(args)
     dashed = [_dash(arg, known) for arg in args[:num_flags]]
-    return spread_modules(_nest(dashed, known)) + args[num_flags:]
+    return join_layers(spread_modules(_nest(dashed, known))) + args[num_flags:]
 
 
 def _dash(arg: str, known: Collection[str]) -> str:
@@ -83,6 +85,18 @@ def _merge(args: list[str], name: str, values: dict[str, Any]) -> list[str]:
             raise typer.BadParameter(f"{name} {given} and {name}.{next(iter(values))} exclude each other: give one")
         return [*args[:at], f"{name}={json.dumps(whole | values)}", *args[at + (1 if equals else 2) :]]
     return [*args, f"{name}={json.dumps(values)}"]
+
+
+def join_layers(args: list[str]) -> list[str]:
+    """Join the values of --kv-cache-dtype-skip-layers by commas: vLLM's takes several."""
+    joined: list[str] = []
+    for arg in args:
+        names_layers = arg.isdigit() or arg == WINDOWS
+        if names_layers and len(joined) > 1 and joined[-2] == LAYERS:
+            joined[-1] += f",{arg}"
+        else:
+            joined.append(arg)
+    return joined
 
 
 def spread_modules(args: list[str]) -> list[str]:

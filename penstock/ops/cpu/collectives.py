@@ -44,7 +44,7 @@ def segment_bytes(size: int, slot_bytes: int) -> int:
 
 
 class SharedSegment:
-    """A rank's end of a segment: a mapped file, of which its lock shows the others that it lives."""
+    """A rank's end of a segment, which is a mapped file. The lock that it holds shows the others that it lives."""
 
     def __init__(self, file: int, rank: int, size: int, slot_bytes: int, timeout_s: float) -> None:
         open_segment = _library().penstock_mesh_open

@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Sequence
 
-from penstock.engine.ranks import RankPulse, RankRecord
+from penstock.engine.ranks import LastBeat, RankRecord
 from penstock.host.machine import free_memory_bytes, resident_bytes
 from penstock.passes.outline import weight_bytes
 from penstock.runner.cpu.runner import Runner
-from penstock.runner.ranks.crew import Crew
+from penstock.runner.ranks.group import RankGroup
 from penstock.runner.ranks.messages import RankReady
 
 
@@ -19,16 +19,16 @@ def count_held(runner: Runner) -> RankReady:
     return RankReady(weight_bytes(runner.model), runner.memory.blocks.nbytes)
 
 
-def describe_ranks(crew: Crew, runner: Runner, stages: Sequence[range]) -> list[RankRecord]:
+def describe_ranks(group: RankGroup, runner: Runner, stages: Sequence[range]) -> list[RankRecord]:
     """Describe all ranks, once they are ready; `runner` is rank 0's, and `stages` are each one's layers."""
-    held = {0: count_held(runner), **crew.loaded}
+    held = {0: count_held(runner), **group.loaded}
     places = {0: (os.uname().nodename, os.getpid())}
-    places |= {rank: (hello.node, hello.pid) for rank, hello in crew.hellos.items()}
+    places |= {rank: (hello.node, hello.pid) for rank, hello in group.hellos.items()}
     return [
         RankRecord(
             rank,
-            crew.layout.stage(rank),
-            crew.layout.shard(rank),
+            group.layout.stage(rank),
+            group.layout.shard(rank),
             *places[rank],
             stage.start,
             stage.stop - 1,
@@ -39,8 +39,8 @@ def describe_ranks(crew: Crew, runner: Runner, stages: Sequence[range]) -> list[
     ]
 
 
-def list_pulses(crew: Crew) -> list[RankPulse]:
+def list_beats(group: RankGroup) -> list[LastBeat]:
     """List how long ago each rank was heard, and its memory then; rank 0 is this process."""
-    now, own = time.monotonic(), RankPulse(0, 0.0, resident_bytes(), free_memory_bytes())
-    heard = sorted(crew.pulses.items())
-    return [own, *(RankPulse(rank, now - at, one.resident_bytes, one.free_bytes) for rank, (at, one) in heard)]
+    now, own = time.monotonic(), LastBeat(0, 0.0, resident_bytes(), free_memory_bytes())
+    heard = sorted(group.beats.items())
+    return [own, *(LastBeat(rank, now - at, one.resident_bytes, one.free_bytes) for rank, (at, one) in heard)]

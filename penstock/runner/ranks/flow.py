@@ -52,11 +52,11 @@ class Inbox:
         self._link.close()
 
 
-class Inlet:
+class HiddenReceiver:
     """Hidden states of the stage before, from that rank."""
 
     def __init__(self, link: RankLink, rank: int) -> None:
-        self._inbox, self._rank = Inbox(link, "inlet"), rank
+        self._inbox, self._rank = Inbox(link, "hidden-states"), rank
 
     def receive(self, plan: int) -> Tensor:
         """Wait for the hidden states [T, C] of a plan; they come in the order of plans."""
@@ -74,7 +74,7 @@ class Inlet:
         self._inbox.close()
 
 
-class Outlet:
+class HiddenSender:
     """Hidden states for the stage after, to that rank."""
 
     def __init__(self, link: RankLink, rank: int) -> None:

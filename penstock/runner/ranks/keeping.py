@@ -11,7 +11,7 @@ from typing import Protocol
 from penstock.engine.executor import Answer
 from penstock.engine.plan import Plan
 from penstock.runner.memory import BlockMemory
-from penstock.runner.ranks.crew import Crew
+from penstock.runner.ranks.group import RankGroup
 from penstock.runner.ranks.messages import KeepBlocks
 from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.transfer import transfer
@@ -43,8 +43,8 @@ class Sender(Protocol):
 class SharedStore:
     """Rank 0's store as the scheduler sees it; what is done to it is done to all."""
 
-    def __init__(self, own: BlockStore, memory: BlockMemory, crew: Crew) -> None:
-        self._own, self._memory, self._crew = own, memory, crew
+    def __init__(self, own: BlockStore, memory: BlockMemory, group: RankGroup) -> None:
+        self._own, self._memory, self._group = own, memory, group
         self.sender: Sender | None = None  # until the ranks are joined nothing is kept
 
     def has(self, name: bytes) -> bool:
@@ -73,8 +73,8 @@ class SharedStore:
         """Have all ranks obey; returns the names of blocks that were lost."""
         assert self.sender is not None
         message = replace_number(message, self.sender.number())
-        self._crew.broadcast(message)
-        answers = [keep(message, self._memory, self._own), *self._crew.await_answers(message.number).values()]
+        self._group.broadcast(message)
+        answers = [keep(message, self._memory, self._own), *self._group.await_answers(message.number).values()]
         return {bytes.fromhex(str(answer.values[LOST])) for answer in answers if LOST in answer.values}
 
 

@@ -67,7 +67,7 @@ class Compute(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Copies between pool and store, and what is to become of the store; `Told` with the same number follows."""
+    """Copies between pool and store, and what becomes of the store; a `ControlAnswer` with this number follows."""
 
     number: int
     saves: tuple[Transfer, ...] = ()
@@ -76,27 +76,27 @@ class KeepBlocks(msgspec.Struct, frozen=True, tag=True):
     forget: bool = False
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
-    """A message of `engine.executor` by its name and fields; `Told` with the same number follows."""
+class ControlMessage(msgspec.Struct, frozen=True, tag=True):
+    """A message of `engine.executor` by its name and fields; `ControlAnswer` with the same number follows."""
 
     number: int
     name: str
     values: dict[str, Any]
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class ControlAnswer(msgspec.Struct, frozen=True, tag=True):
     number: int
     answer: Answer
 
 
-class Lost(msgspec.Struct, frozen=True, tag=True):
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """A rank cannot go on, because of another if that is not -1."""
 
     error: str
     rank: int = -1
 
 
-class Pulse(msgspec.Struct, frozen=True, tag=True):
+class RankBeat(msgspec.Struct, frozen=True, tag=True):
     """The sender is alive, and its memory is so."""
 
     resident_bytes: int = 0
@@ -107,14 +107,14 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-class HiddenFlow(msgspec.Struct, frozen=True, tag=True):
+class HiddenHello(msgspec.Struct, frozen=True, tag=True):
     """The first message of a connection that carries hidden states."""
 
     rank: int  # whose they are
 
 
-ToRank = Setup | RankRefused | Compute | KeepBlocks | Tell | Pulse | End
-FromRank = Hello | RankReady | Told | Lost | Pulse | HiddenFlow
+ToRank = Setup | RankRefused | Compute | KeepBlocks | ControlMessage | RankBeat | End
+FromRank = Hello | RankReady | ControlAnswer | RankFailed | RankBeat | HiddenHello
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode

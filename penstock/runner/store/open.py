@@ -26,7 +26,7 @@ SAVED_BYTES = 4 << 20  # by a plan with rows, unless one block is larger
 CODE = (".py", ".so", ".pyd")
 SETTINGS = (
     *("dtype", "quantization", "activation_dtype", "kv_cache_dtype", "block_size", "deterministic", "keeps_packed"),
-    *("load_format", "speculative_config", "device"),
+    *("kv_cache_dtype_skip_layers", "load_format", "speculative_config", "device"),
     *("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
 )
 

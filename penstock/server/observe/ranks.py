@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engine.messages import LostRank, RankPulse, RankRecord
+from penstock.engine.messages import LastBeat, LostRank, RankRecord
 
-MAX_SILENCE_S = 3.0  # of a rank that counts as up; it sends a pulse every second
+MAX_SILENCE_S = 3.0  # of a rank that counts as up; it sends a heartbeat every second
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RankWatch:
         self._is_lost = False  # one of the present process
         self._clock = clock
         self._heard: dict[int, float] = {}
-        self._pulses: dict[int, RankPulse] = {}  # of the present process
+        self._beats: dict[int, LastBeat] = {}  # of the present process
 
     def open(self, facts: Sequence[RankRecord]) -> None:
         """Begin with the ranks of a process that is ready."""
@@ -47,10 +47,10 @@ class RankWatch:
         if self.loss is not None and self.loss.back_s is None:
             self.loss.back_s = time.time()
 
-    def take(self, pulses: Sequence[RankPulse]) -> None:
+    def take(self, beats: Sequence[LastBeat]) -> None:
         now = self._clock()
-        for pulse in pulses:
-            self._heard[pulse.rank], self._pulses[pulse.rank] = now - pulse.silence_s, pulse
+        for beat in beats:
+            self._heard[beat.rank], self._beats[beat.rank] = now - beat.silence_s, beat
 
     def lose(self, lost: LostRank) -> None:
         self.loss = RankLoss(lost.rank, lost.error, time.time())
@@ -59,16 +59,16 @@ class RankWatch:
 
     def close(self) -> RankLoss | None:
         """Forget what the process told, which has ended; returns the loss of a rank that ended it, if it was that."""
-        self._pulses.clear()
+        self._beats.clear()
         is_cause, self._is_lost = self._is_lost, False
         return self.loss if is_cause else None
 
     def measure_silence(self, rank: int) -> float:
-        """Return the seconds since a rank's last pulse, or since it was ready."""
+        """Return the seconds since a rank's last heartbeat, or since it was ready."""
         return max(0.0, self._clock() - self._heard[rank])
 
     def is_up(self, rank: int) -> bool:
-        return rank in self._pulses and self.measure_silence(rank) < MAX_SILENCE_S
+        return rank in self._beats and self.measure_silence(rank) < MAX_SILENCE_S
 
     def describe(self) -> dict[str, Any]:
         """Describe the ranks and the last that was lost; nothing for a model of one rank."""
@@ -78,13 +78,13 @@ class RankWatch:
         return {"ranks": [self._describe(one) for one in self.facts], "lost_rank": loss}
 
     def _describe(self, one: RankRecord) -> dict[str, Any]:
-        pulse = self._pulses.get(one.rank)
+        beat = self._beats.get(one.rank)
         return {
             **describe_facts(one),
             "is_up": self.is_up(one.rank),
             "silence_s": round(self.measure_silence(one.rank), 3),
-            "resident_bytes": pulse and pulse.resident_bytes,
-            "free_bytes": pulse and pulse.free_bytes,
+            "resident_bytes": beat and beat.resident_bytes,
+            "free_bytes": beat and beat.free_bytes,
         }
 
 

@@ -23,6 +23,17 @@ def make_no_server_error(states: str = "") -> ApiError:
     )
 
 
+def make_owner_error() -> ApiError:
+    """Make the error of a request that only a server that is lost could have answered."""
+    return ApiError(
+        503,
+        "the one server that has what this request refers to is not there: try again when it is back, or send the "
+        "whole input to begin anew",
+        code="upstream_lost",
+        headers={"Retry-After": "2"},
+    )
+
+
 def encode_end(error: ApiError, path: str) -> bytes:
     """Encode what ends a stream that cannot go on."""
     if path.startswith("/api/"):

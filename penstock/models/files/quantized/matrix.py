@@ -16,6 +16,7 @@ from penstock.quant.coded import Coded
 
 Shape = tuple[int, ...]
 FLOATS = ("float16", "bfloat16", "float32")
+FP8_SCALES = (*FLOATS, "float8_e8m0fnu")  # powers of two, too
 REMEDY = "fetch the model again, or quantize it again"
 
 
@@ -89,6 +90,13 @@ class Parts:
 
     def read(self, part: PartHeader) -> torch.Tensor:
         return self.file.tensor(part.name)
+
+    def read_scale(self, part: PartHeader) -> torch.Tensor:
+        """Read scales; require finite ones."""
+        scales = self.read(part)
+        if not bool(scales.float().isfinite().all()):
+            self.refuse(part, "holds scales that are infinite or no number")
+        return scales
 
     def check_range(self, part: PartHeader, values: torch.Tensor, limit: int) -> torch.Tensor:
         """Require integers from 0 to below `limit`."""

@@ -3,7 +3,7 @@
 import { fill, h } from "../dom.js";
 import { bytes, clock, seconds } from "./words.js";
 
-const TITLES = ["Rank", "State", "Stage", "Layers", "Share", "Process", "Weights", "Cache", "Resident", "Machine's free", "Last pulse"];
+const TITLES = ["Rank", "State", "Stage", "Layers", "Share", "Process", "Weights", "Cache", "Resident", "Machine's free", "Last heartbeat"];
 
 /** Show the ranks of a model's engines; returns false for a model that has one rank. */
 export function fillRanks(element, model) {
