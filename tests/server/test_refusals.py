@@ -30,7 +30,8 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "lone surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
     "no messages": (b"{}", 400, "messages"),
     "empty messages": (b'{"messages": []}', 400, "messages"),
-    "unknown role": (b'{"messages": [{"role": "wizard", "content": "hi"}]}', 400, "messages.0.role"),
+    "misspelt role": (b'{"messages": [{"role": "asistant", "content": "hi"}]}', 400, "messages.0.role"),
+    "empty role": (b'{"messages": [{"role": "", "content": "hi"}]}', 400, "messages.0.role"),
     "unknown key": (json.dumps({"messages": HI, "tempersture": 1}).encode(), 400, "tempersture"),
     "n too large": (json.dumps({"messages": HI, "n": 129}).encode(), 400, "n"),
     "top_logprobs too large": (

@@ -19,7 +19,7 @@ from pydantic import (
 
 from penstock.errors import InvalidRequest, quote
 from penstock.server.http.decode import BoundedModel, JsonBudget
-from penstock.server.http.unknown_keys import DECISIVE, UnknownKeys, refuse_unknown
+from penstock.server.http.unknown_keys import DECISIVE, MAX_EDITS, UnknownKeys, count_edits, refuse_unknown
 from penstock.types import (
     MAX_BREAKER_CHARS,
     MAX_BREAKERS,
@@ -376,4 +376,15 @@ def _parse_token_id(key: str) -> int:
     return int(key)
 
 
-Role = Annotated[str, Field(min_length=1, max_length=64)]  # the chat template decides which it knows
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def _check_role(role: str) -> str:
+    meant = next((one for one in ROLES if role != one and count_edits(role, one) <= MAX_EDITS), None)
+    if meant is not None and role not in ROLES:
+        raise ValueError(f"{quote(role)} is no role: did you mean {meant!r}?")
+    return role
+
+
+# The chat template decides which roles it knows.
+Role = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_check_role)]
