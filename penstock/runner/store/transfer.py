@@ -20,9 +20,10 @@ def transfer(plan: Plan, memory: BlockMemory, store: BlockStore | None) -> bool:
             store.save(save.name, memory.read(save.blocks))
     except Exception:
         _log.exception("cache blocks could not be saved")
-    for load in plan.loads:
+    is_whole = True
+    for load in plan.loads:  # all of them: what is lost is saved again once it is known to be
         data = store.load(load.name)
         if data is None or not memory.write(load.blocks, data):
             store.drop(load.name)
-            return False
-    return True
+            is_whole = False
+    return is_whole
