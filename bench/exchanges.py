@@ -25,10 +25,10 @@ def measure(mesh: Mesh, width: int, num_calls: int) -> tuple[float, float]:
     """Return the microseconds of a call, of wall and of processor time."""
     x = torch.ones(1, width)
     for _ in range(10):
-        mesh.reduce(x)
+        mesh.all_reduce(x)
     wall, used = time.perf_counter(), time.process_time()
     for _ in range(num_calls):
-        mesh.reduce(x)
+        mesh.all_reduce(x)
     scale = 1e6 / num_calls
     return (time.perf_counter() - wall) * scale, (time.process_time() - used) * scale
 

@@ -47,7 +47,7 @@ class Run:
     answers: list[list[int]]
 
 
-def draft_scripted(tokens: list[int]) -> list[int]:
+def draft_from_script(tokens: list[int]) -> list[int]:
     """Draft the cycle's next tokens, each spoilt with a chance of its own."""
     rng = random.Random(len(tokens))
     right = next_tokens(tokens[-1] % LENGTH, NUM_SCRIPTED)
@@ -70,7 +70,7 @@ class Pair:
 
         self.kind, folder = kind, write_shape(shape)
         common = {"load_format": "dummy", "skip_tokenizer_init": True, "progress": False, "seed": 0, **options}
-        draft_fn: Callable[[list[int]], list[int]] | None = draft_scripted if kind == "scripted" else None
+        draft_fn: Callable[[list[int]], list[int]] | None = draft_from_script if kind == "scripted" else None
         self.off = LLM(folder, speculative_config="off", **common)
         self.on = LLM(folder, speculative_config=METHODS[kind], draft_fn=draft_fn, **common)
         for llm in (self.off, self.on):

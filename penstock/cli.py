@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
-from penstock.commands.flags.command import Command
+from penstock.commands.flags.command import USAGE_ERROR, Command
 from penstock.commands.machine import plan, tune, verify
 from penstock.commands.quantize import quality, quantize
 from penstock.commands.route import route
@@ -125,13 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     command: Any = typer.main.get_command(app)
-    usage_error: Any = typer.BadParameter.__base__  # click's UsageError: typer vendors click
     try:
         with command.make_context("penstock", arguments) as context:
             command.invoke(context)
     except typer.Exit as leave:
         return int(leave.exit_code)
-    except usage_error as error:
+    except USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.ctx.get_help())
             return 0

@@ -24,7 +24,7 @@ UNLIMITED_FOLDERS = ("penstock/models/families",)  # one module per family
 
 # Things that are over a budget, with the number they have today. Numbers only become smaller, and no entry is added.
 EXCEPTIONS: dict[str, dict[str, int]] = {
-    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 405},
+    "lines of a file": {},
     "lines of a function": {
         "penstock/ops/triton/attention/attention.py::_body": 97,
         "penstock/ops/triton/attention/attention.py::_decode": 86,
@@ -35,7 +35,7 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "penstock/ops/triton/attention/qkv_write.py::_qkv_write": 75,
         "penstock/ops/triton/exact/attention.py::_body": 78,
         "penstock/ops/triton/exact/attention.py::_exact_attention": 108,
-        "penstock/ops/triton/matmul/int_product.py::_int_gemv": 91,
+        "penstock/ops/triton/matmul/int_gemv.py::_int_gemv": 91,
         "penstock/ops/triton/matmul/product.py::_gemv": 63,
         "penstock/ops/triton/sampling/cut.py::cut": 66,
         "penstock/ops/triton/sampling/report.py::_report": 78,
@@ -118,6 +118,10 @@ ADDED_FLAGS: dict[str, str] = {
     "route --policy": "other servers' caches may not be worth following, and rules are compared by trying",
     "route --heartbeat-s": "how soon a dead server is noticed, against the requests that this costs",
     "route --hang-timeout": "a server in a long pause is dead for one operator and slow for another",
+    **{
+        f"serve --{flag}": "vLLM's flags: clients and proxies that expect what they do cannot be told otherwise"
+        for flag in ("root-path", "enable-force-include-usage", "return-tokens-as-token-ids")
+    },
     "serve --router-key-file": "a server must tell its router from clients that say they are one",
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",
@@ -148,6 +152,13 @@ ADDED_FLAGS: dict[str, str] = {
         """.split()
         if (command, flag) != ("plan", "distributed-executor-backend")
         and not (command == "serve" and flag in ("enable-expert-parallel", "distributed-executor-backend"))
+    },
+    **{
+        f"{command} --kv-cache-dtype-skip-layers": "which layers lose by a quantized cache depends on the model"
+        for command in (
+            *("bench latency", "bench speculation", "bench throughput", "chat", "perplexity"),
+            *("plan", "run", "run-batch", "tune", "verify"),
+        )
     },
     "serve --nnodes": "how many machines share a model nobody but the operator knows",
     **{

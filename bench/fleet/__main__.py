@@ -2,7 +2,8 @@
 
 Nothing is timed: dispatcher, scheduler and cache are the server's own, the device only counts. Columns: prompt tokens
 asked, computed by one engine with the memory and rows of all four, and by four replicas; the ratio to one engine, to
-replicas in turn and to the least busy one; and the virtual time to the end, over that of the least busy.
+replicas in turn and to the least busy one; the virtual time to the end, and until a request's first token in the mean
+and for the slowest twentieth, over those of the least busy; and the busiest replica's time over the mean.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def measure(workload: str, gap: float, seed: int) -> dict[str, float]:
         make(fleet, seed, gap, count)
         fleet.run()
         found[name] = float(fleet.num_computed)
+        waits = sorted(fleet.waits.values())
         found[f"{name}: end"] = fleet.now
+        found[f"{name}: wait"] = sum(waits) / len(waits)
+        found[f"{name}: slowest"] = waits[len(waits) * 19 // 20]
+        found[f"{name}: imbalance"] = fleet.imbalance
     found["asked"] = float(fleet.num_prompt)
     return found
 
@@ -57,14 +62,15 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    titles = ("asked", "one cache", "prefix", "/ one", "/ turns", "/ least")
-    print(f"{'workload':10}{'load':9}" + "".join(f"{title:>10}" for title in titles) + f"{'time':>7}")
-
+    titles = ("asked", "one cache", "prefix", "/ one", "/ turns", "/ least", "time", "wait", "slowest", "imbalance")
+    print(f"{'workload':10}{'load':9}" + "".join(f"{title:>10}" for title in titles))
     for row in rows:
         one, own = row["one big cache"], row["prefix"]
         cells = f"{row['workload']:10}{row['load']:9}{row['asked']:>10.0f}{one:>10.0f}{own:>10.0f}"
         ratios = f"{own / one:>10.3f}{own / row['round robin']:>10.3f}{own / row['least busy']:>10.3f}"
-        print(cells + ratios + f"{row['prefix: end'] / row['least busy: end']:>7.2f}")
+        times = (row[f"prefix: {name}"] / row[f"least busy: {name}"] for name in ("end", "wait", "slowest"))
+        cells += ratios + "".join(f"{value:>10.2f}" for value in times)
+        print(cells + f"{row['prefix: imbalance'] / options.seeds:>10.2f}")
 
 
 if __name__ == "__main__":

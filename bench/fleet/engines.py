@@ -56,6 +56,8 @@ class FleetModel:
         if choose is not None:
             self.dispatcher.replicas = ScriptedReplicas(choose)
         self.now = 0.0
+        self.busy = [0.0] * size  # time in which each replica computed
+        self.waits: dict[str, float] = {}  # until the first token; before it, the time of asking, negative
         self.engines: list[Engine] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
@@ -81,6 +83,7 @@ class FleetModel:
             id=id, tokens=tuple(tokens), sampling=SamplingParams(max_tokens=num_answer), max_tokens=num_answer
         )
         self._ends[id] = end
+        self.waits[id] = -self.now
         self._flights[id] = flight = InFlightRequest(request, None, None)
         self.dispatcher.submit(flight)
 
@@ -103,10 +106,13 @@ class FleetModel:
         deltas = engine.step()
         computed = engine.scheduler.stats.num_prompt_tokens - engine.scheduler.stats.num_cached_tokens - before
         took = STEP_COST + len(deltas) + computed
+        self.busy[number] += took
 
         def end() -> None:
             self._is_stepping.discard(number)
             for delta in deltas:
+                if delta.tokens and delta.request_id not in self._answers:
+                    self.waits[delta.request_id] += self.now
                 self._answers[delta.request_id] += delta.tokens
             self.dispatcher.handle_deltas(deltas)
             for delta in deltas:
@@ -123,6 +129,11 @@ class FleetModel:
         return sum(one.num_prompt_tokens - one.num_cached_tokens for one in stats)
 
     @property
+    def imbalance(self) -> float:
+        """The busiest replica's time over the mean."""
+        return max(self.busy) * len(self.busy) / sum(self.busy)
+
+    @property
     def num_prompt(self) -> int:
         return sum(engine.scheduler.stats.num_prompt_tokens for engine in self.engines)
 
@@ -136,6 +147,9 @@ class ScriptedReplicas(Replicas):
 
     def choose(self, flight: InFlightRequest) -> Replica:
         return next(one for one in self if one.is_open)
+
+    def fits(self, flight: InFlightRequest) -> bool:
+        return True
 
     def choose_with_room(self, flight: InFlightRequest) -> Replica:
         return self._choose([one for one in self if one.has_room])

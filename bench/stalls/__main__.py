@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from bench.stalls.server import ServerUnderTest
 
 NUM_STREAMS = 16
 PING_S = 0.02
-Beside = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 async def stream(client: httpx.AsyncClient, index: int, gaps: list[float]) -> None:

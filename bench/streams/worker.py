@@ -12,12 +12,13 @@ import msgspec
 
 from bench.streams.trace import stamp
 from penstock.api.model_files import find_model
-from penstock.api.worker import Task, _describe_model, _first_line
+from penstock.api.worker import Task, _describe_model
 from penstock.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.journal import RequestJournal
 from penstock.engine.messages import Ready
+from penstock.host.parent import read_first_line
 from penstock.types import Delta, Request
 
 STEP_S = float(os.environ.get("STREAMS_STEP_MS", "0")) / 1e3  # pace; 0: as fast as messages are made
@@ -70,14 +71,14 @@ class CountingEngine:
 
 
 def main() -> int:
-    task = msgspec.json.decode(_first_line(), type=Task)
-    wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
-    pulse.start()
+    task = msgspec.json.decode(read_first_line(), type=Task)
+    wire, heartbeat = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
+    heartbeat.start()
     config = EngineConfig.from_options(**task.options)
     wire.send(_describe_model(find_model(task.model, config.revision, progress=False), config))
     wire.send(Ready([("engine", "counting", "")], {}, VOCAB_SIZE, 8, MAX_MODEL_LEN, 1 << 24, NUM_ROWS, *NO_WEIGHTS))
-    pulse.tell(lambda: {"num_running": 0.0})
-    CommandLoop(cast(Engine, CountingEngine()), wire, pulse, _prepare).serve()
+    heartbeat.tell(lambda: {"num_running": 0.0})
+    CommandLoop(cast(Engine, CountingEngine()), wire, heartbeat, _prepare).serve()
     wire.close()
     return 0
 

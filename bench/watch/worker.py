@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.model_files import find_model
-from penstock.api.worker import Task, _describe_model, _first_line
+from penstock.api.worker import Task, _describe_model
 from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
 from penstock.config import EngineConfig
@@ -21,6 +21,7 @@ from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import Ready
 from penstock.engine.plan import Output, Plan, Result, RowResult
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.host.parent import read_first_line
 from penstock.types import Request
 
 STEP_S = float(os.environ.get("WATCH_STEP_MS", "50")) / 1e3
@@ -64,17 +65,17 @@ class WaitingDevice:
 
 
 def main() -> int:
-    task = msgspec.json.decode(_first_line(), type=Task)
-    wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
-    pulse.start()
+    task = msgspec.json.decode(read_first_line(), type=Task)
+    wire, heartbeat = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
+    heartbeat.start()
     config = EngineConfig.from_options(**task.options)
     wire.send(_describe_model(find_model(task.model, config.revision, progress=False), config))
     cache = KVCache(NUM_BLOCKS, BLOCK_SIZE, (Group(StateSpec("full", bytes_per_position=1), (0,)),))
     engine = Engine(Scheduler(cache, max_num_seqs=NUM_ROWS, max_num_batched_tokens=8192), WaitingDevice())
     tokens = NUM_BLOCKS * BLOCK_SIZE
     wire.send(Ready([("device", "waiting", "")], {}, VOCAB_SIZE, 8, MAX_MODEL_LEN, tokens, NUM_ROWS, *NO_WEIGHTS))
-    pulse.tell(engine.stats)
-    CommandLoop(engine, wire, pulse, _prepare).serve()
+    heartbeat.tell(engine.stats)
+    CommandLoop(engine, wire, heartbeat, _prepare).serve()
     wire.close()
     return 0
 

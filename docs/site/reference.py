@@ -57,7 +57,9 @@ def list_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _spell(option: Any) -> str:
     names = " / ".join([*option.opts, *option.secondary_opts])
-    kind = option.metavar or getattr(option.type_descriptor.annotation, "__name__", "value").upper()
+    from penstock.commands.flags.command import VALUES
+
+    kind = option.metavar or VALUES.get(getattr(option.type_descriptor.annotation, "__name__", ""), "TEXT")
     return names if option.is_flag else f"{names} {kind}"
 
 
@@ -70,7 +72,8 @@ def make_settings() -> str:
         "Every setting is a flag (`max_num_seqs` is `--max-num-seqs`), a key of `--config` files, and",
     ]
     parts.append(
-        "those of the engine are arguments of `LLM(…)`. `/info` and the start of `serve` say each value and why.\n"
+        "those of the engine are arguments of `LLM(…)`. `/info` says each value and why; `serve` lists at its start\n"
+        "what differs from the defaults.\n"
     )
     for title, config in (("The engine's", EngineConfig), ("The server's", ServerConfig)):
         rows = ((f"`{option.name}`", _show_default(option), option.metadata["help"]) for option in fields(config))

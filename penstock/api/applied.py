@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from penstock.config import Resolved
+from penstock.config.cache_dtypes import name_cache
 from penstock.config.speculation import REJECTION, parse_speculation
 from penstock.ops import cpu
 from penstock.types import Applied
@@ -20,7 +21,7 @@ def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool)
     if rounded:
         found.append(Applied("activations", "int8"))
     if has_cache:
-        found.append(Applied("kv_cache", settings.kv_cache_dtype))
+        found.append(Applied("kv_cache", name_cache(settings)))
     speculation = parse_speculation(settings.speculative_config)
     if speculation is not None and speculation.verification == REJECTION:
         found.append(Applied("verification", REJECTION, exact=False))

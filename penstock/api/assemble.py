@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,16 +17,16 @@ from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
+from penstock.api.engine.keep import keep_layers
 from penstock.api.engine.load import DTYPES, META, Progress, load_weights
 from penstock.api.engine.start import EngineOrigin, make_memory, start_engine
-from penstock.api.idle_options import find_idle, mark_idle, packed_share
+from penstock.api.idle_options import find_idle, mark_idle, packed_share, tell_kv_scales
 from penstock.api.model_files import call_aside, find_model, load_in_sandbox, make_grammars
-from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
+from penstock.config import EngineConfig, Facts, GpuFacts, Resolved, choose_plain_dtype, resolve
 from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Executor
-from penstock.errors import InvalidConfig, PenstockError, quote
+from penstock.errors import InvalidConfig, quote
 from penstock.host.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -67,10 +67,8 @@ class Assembly:
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig, draft: DraftPart | None = None) -> int:
-    kept = config.kv_cache_dtype
-    if kept == "auto":
-        kept = AUTO_KV_DTYPE if config.dtype == "auto" else config.dtype
-    grouping = group_states(spec, kept, config.block_size, draft)
+    kept = choose_plain_dtype(config) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    grouping = group_states(keep_layers(spec, config), kept, config.block_size, draft)
     return len(grouping.groups) * grouping.block_bytes // config.block_size
 
 
@@ -153,13 +151,6 @@ def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec, on_failure: E
     return ranks
 
 
-def watch_ranks(executor: Executor, on_loss: Callable[[PenstockError], None]) -> None:
-    """Call `on_loss`, in any thread, when one of several ranks is lost."""
-    crew = getattr(executor, "crew", None)
-    if crew is not None:
-        crew.on_loss = on_loss
-
-
 def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:
     """Return the generation config that the user names, else the model's."""
     if config.generation_config in (AUTO, NEUTRAL):
@@ -201,7 +192,7 @@ def _resolve_settings(
     )
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
-    return spec, settings
+    return keep_layers(spec, settings), settings
 
 
 def _why_no_drafts(spec: ModelSpec) -> str:
@@ -217,6 +208,8 @@ def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint 
     idle = find_idle(config, settings.device, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
     for name, why in idle.items():
         _log.warning("%s=%s has no effect: %s", name, getattr(config, name), why)
+    if told := tell_kv_scales(checkpoint, settings):
+        _log.log(logging.WARNING if settings.kv_cache_dtype == "fp8" else logging.INFO, "%s", told)
     return mark_idle(settings, idle)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.config import EngineConfig, Resolved
+from penstock.config.cache_dtypes import QUANTIZED
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.files.quantized.checkpoint import is_rounded
+from penstock.models.files.quantized.checkpoint import QuantizedCheckpoint, is_requantized
 
 
 def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
@@ -14,7 +15,7 @@ def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
     if checkpoint is None:
         return 0.0
     names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2]
-    packed = [name for name in names if checkpoint.is_packed(name) or on_cpu and is_rounded(checkpoint, name)]
+    packed = [name for name in names if checkpoint.is_packed(name) or on_cpu and is_requantized(checkpoint, name)]
     return len(packed) / len(names) if names else 0.0
 
 
@@ -47,9 +48,25 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
         idle["tpot_slo_ms"] = "the model makes embeddings"
     if not has_cache and config.kv_cache_dtype != "auto":
         idle["kv_cache_dtype"] = "the model has no KV cache"
+    if config.kv_cache_dtype_skip_layers and (not has_cache or config.kv_cache_dtype not in QUANTIZED):
+        kept = f"kv_cache_dtype={config.kv_cache_dtype} quantizes no layer"
+        idle["kv_cache_dtype_skip_layers"] = kept if has_cache else "the model has no KV cache"
     if config.chat_template is not None and (config.skip_tokenizer_init or not has_cache):
         idle["chat_template"] = "there is no tokenizer" if config.skip_tokenizer_init else "the model makes embeddings"
     return idle
+
+
+def tell_kv_scales(checkpoint: Checkpoint | None, settings: Resolved) -> str:
+    """Say that the checkpoint's scales of keys and values have no effect; empty if it has none."""
+    scales = checkpoint.describe_kv_scales() if isinstance(checkpoint, QuantizedCheckpoint) else ""
+    if checkpoint is None or not scales:
+        return ""
+    why = {
+        "fp8": "an fp8 cache has none, and clamps at 448",
+        "int8": "an int8 cache has its own, of each token and head",
+        "int4": "an int4 cache has its own, of 32 dimensions of each token and head",
+    }.get(settings.kv_cache_dtype, f"a {settings.kv_cache_dtype} cache needs none")
+    return f"{checkpoint.path}: {scales} have no effect: {why}"
 
 
 def mark_idle(settings: Resolved, idle: dict[str, str]) -> Resolved:

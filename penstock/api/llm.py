@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.api import embedding
 from penstock.api.assemble import assemble
+from penstock.api.engine.sessions import SavedSessions
 from penstock.api.prompts import (
     AnyLora,
     Params,
@@ -27,13 +28,14 @@ from penstock.config import EngineConfig, Setting
 from penstock.errors import InvalidRequest, PenstockError, quote
 from penstock.host.interrupts import held_interrupts
 from penstock.host.progress import loading_bar
-from penstock.text.answers import Collector
+from penstock.host.session_records import SessionRecords
 from penstock.text.prompt_encoder import Encoded, Messages, Prompt
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import (
     BeamSearchOutput,
     BeamSearchParams,
     BeamSearchSequence,
+    CompletionOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     SamplingParams,
@@ -58,6 +60,7 @@ class LLM:
         self.model, self._draft_fn = str(model), draft_fn
         self._config = EngineConfig.from_options(**port_options(options))
         self._progress = progress
+        self._records = SessionRecords(self._config.kv_offloading_path)
         self._service: Service | None = None
         self._asleep = False
         self._load()
@@ -189,17 +192,10 @@ class LLM:
         batch.raise_failure()
         return [
             BeamSearchOutput(
-                [
-                    self._beam(collector, output.token_ids, output.cumulative_logprob or 0.0, output.finish_reason)
-                    for output in collector.output().outputs
-                ]
+                [_make_beam(self.tokenizer, collector.request.tokens, output) for output in collector.output().outputs]
             )
             for collector in batch.collectors
         ]
-
-    def _beam(self, collector: Collector, output: list[int], score: float, reason: str | None) -> BeamSearchSequence:
-        tokens = [*collector.request.tokens, *output]
-        return BeamSearchSequence(tokens, score, self.tokenizer.decode(tokens) if self.tokenizer else None, reason)
 
     def embed(
         self,
@@ -280,8 +276,14 @@ class LLM:
             batch.raise_failure()
         return [collector.output() for collector in batch.collectors]
 
+    @property
+    def sessions(self) -> SavedSessions:
+        """Sessions by the names that SamplingParams give: `save`, `restore` and `erase` them."""
+        return SavedSessions(self.service, self._records)
+
     def reset_prefix_cache(self) -> bool:
-        """Drop every cached prefix that is not in use; True if none is in use."""
+        """Drop every cached prefix that is not in use, and saved sessions; True if none is in use."""
+        self._records.forget()
         self.service.engine.forget_prefixes()
         return not self.service.engine.has_work
 
@@ -319,3 +321,8 @@ class LLM:
     def __del__(self) -> None:
         if not sys.is_finalizing():  # then modules are half gone, and the process frees everything
             self.close()
+
+
+def _make_beam(tokenizer: Tokenizer | None, prompt: Sequence[int], output: CompletionOutput) -> BeamSearchSequence:
+    tokens, score = [*prompt, *output.token_ids], output.cumulative_logprob or 0.0
+    return BeamSearchSequence(tokens, score, tokenizer.decode(tokens) if tokenizer else None, output.finish_reason)

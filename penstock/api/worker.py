@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -21,17 +19,16 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
-from penstock.engine.messages import Failed, Found, Ready
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.engine.messages import Failed, Found, LostRank, Ready
+from penstock.errors import InvalidRequest, PenstockError, RankLost
 from penstock.host.energy import find_counter
-from penstock.host.machine import die_with_parent, hold_few_heaps
+from penstock.host.machine import hold_few_heaps
+from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.types import Request
 
 if TYPE_CHECKING:
     from penstock.sampling.grammar.compiler import GrammarCompiler
 
-STDIN = 0
-ORPHANED = 3
 RANK_LOST = 4
 _log = logging.getLogger(__name__)
 TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
@@ -50,29 +47,31 @@ class Task(msgspec.Struct, frozen=True):
 def main() -> int:
     die_with_parent()
     hold_few_heaps()
-    line = _first_line()
+    line = read_first_line()
     if not line.endswith(b"\n"):
         return ORPHANED
     task = msgspec.json.decode(line, type=Task)
-    threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which then stops us
+    watch_parent()
     wire = Wire(task.endpoint)
+    heartbeat = Heartbeat(task.beat_endpoint)
+    heartbeat.start()  # while loading, too
     try:
-        return _work(task, wire)
+        return _work(task, wire, heartbeat)
     except PenstockError as error:
         wire.send(Failed(str(error)))
+        if isinstance(error, RankLost):
+            heartbeat.end(LostRank(error.rank, str(error)))
         return 1
     finally:
         wire.close()
 
 
-def _work(task: Task, wire: Wire) -> int:
+def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
-    pulse = Heartbeat(task.beat_endpoint)
-    pulse.start()  # while loading, too
-    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes, watch_ranks
+    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
     from penstock.api.model_files import find_model
+    from penstock.api.ranks.watch import watch_ranks
 
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
@@ -82,7 +81,7 @@ def _work(task: Task, wire: Wire) -> int:
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
-    watch_ranks(engine.executor, _end)
+    ranks = watch_ranks(engine.executor, heartbeat, partial(_end, heartbeat))
     wire.send(
         Ready(
             [(one.name, one.value, one.why) for one in settings.settings],
@@ -102,21 +101,26 @@ def _work(task: Task, wire: Wire) -> int:
             [(one.name, one.value, one.why) for one in assembly.defaults.settings],
             assembly.defaults.is_recommended,
             list(assembly.applied),
+            ranks,
         )
     )
-    loop = CommandLoop(engine, wire, pulse, partial(_prepare, assembly.grammars))
+    loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
     counter = find_counter(settings.device)
     if counter is not None:
         loop.account.energy = EnergyAccount(counter)
-    pulse.tell(loop.stats)
-    loop.serve()
+    heartbeat.tell(loop.stats)
+    try:
+        loop.serve()
+    except RankLost as error:
+        _end(heartbeat, error)
     engine.close()
     return 0
 
 
-def _end(lost: PenstockError) -> None:
+def _end(heartbeat: Heartbeat, lost: RankLost) -> None:
     """End this process at once, whatever it waits for: the API process starts another, and its ranks."""
     _log.error("%s", lost)
+    heartbeat.end(LostRank(lost.rank, str(lost)))
     os._exit(RANK_LOST)
 
 
@@ -153,20 +157,6 @@ def _describe_model(path: Path, config: EngineConfig) -> Found:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _first_line() -> bytes:
-    """Read one line unbuffered: a thread blocked in Python's buffer would hold its lock until exit."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(STDIN, 4096)):
-        line += part
-    return line
-
-
-def _watch_parent() -> None:
-    while os.read(STDIN, 4096):
-        pass
-    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

@@ -138,8 +138,8 @@ def group_layers(
 
 
 def cut_groups(grouping: Grouping, layers: range, states: Sequence[StateSpec | None], block_size: int) -> Grouping:
-    """Keep those layers, numbered from 0, in the same groups with the same tables. `states`: of all layers, as they are
-    kept here. Blocks are as large as they need."""
+    """Keep some layers, numbered from 0, in the same groups with the same tables. `states` describes all layers as
+    this rank keeps them; blocks are as large as its own need."""
     groups, block_bytes = [], ALIGNMENT
     for group in grouping.groups:
         kept = tuple(layer - layers.start for layer in group.layers if layer in layers)

@@ -1,4 +1,4 @@
-"""Prefixes go on in the store where the path in the tree ends: what is found becomes part of the tree and of a plan."""
+"""Extend prefixes from the store: blocks beyond a path's end in the tree join the tree, and a plan loads them."""
 
 from __future__ import annotations
 

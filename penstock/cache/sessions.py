@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.cache.radix import Node, RadixCache
 from penstock.cache.uncomputed import walk_up
+from penstock.types import Request
 
 SHARE = 2  # sessions keep half of the pool at most
 Name = tuple[str, str]  # tenant, and the session's own name
@@ -18,7 +19,12 @@ class KeptSession:
 
     node: Node
     end_s: float
-    num_positions: int
+    request: Request  # the last one of the session
+    tokens: tuple[int, ...]  # of the path
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.tokens)
 
 
 class Sessions:
@@ -33,14 +39,16 @@ class Sessions:
         self.expire()
         return self._sessions.get(name)
 
-    def keep(self, name: Name, node: Node, seconds: float) -> None:
-        """Keep the path to a node in place of the session's former one."""
-        count = 0
+    def keep(self, request: Request, node: Node, tokens: Sequence[int]) -> None:
+        """Keep the path to a node, which `tokens` begin with, in place of the former one of a request's session."""
+        name, count = (request.tenant, request.session), 0
         for each in walk_up(node):
             each.kept += 1
             count += each.parent is not None
         self.erase(name)
-        self._sessions[name] = KeptSession(node, self._clock() + seconds, count * self._tree.block_size)
+        self._sessions[name] = KeptSession(
+            node, self._clock() + request.session_s, request, tuple(tokens[: count * self._tree.block_size])
+        )
         self.expire()
 
     def erase(self, name: Name) -> bool:

@@ -43,8 +43,8 @@ class Transfer:
 
 
 class BlockNames:
-    """BlockNames of blocks: digests over the model's fingerprint, the root, and all keys up to the block, so that equal
-    names mean equal contents in any process."""
+    """Names blocks by digests of the model's fingerprint, the root, and all keys up to the block. Equal names mean
+    equal contents in any process."""
 
     def __init__(self, fingerprint: str, find_adapters: Callable[[str], str | None] = lambda key: None) -> None:
         """`find_adapters` turns a root's adapters, which are numbers of this process, into what their files hold; None
@@ -95,7 +95,7 @@ class Offloading:
 
     store: KvStore
     names: BlockNames
-    most_saves: int = 8
+    max_saves: int = 8
 
 
 class Saves:
@@ -103,19 +103,19 @@ class Saves:
 
     def __init__(self, tree: RadixCache, uncomputed: Uncomputed, offloading: Offloading) -> None:
         self.tree, self.uncomputed = tree, uncomputed
-        self.names, self.store, self.most = offloading.names, offloading.store, offloading.most_saves
+        self.names, self.store, self.max_saves = offloading.names, offloading.store, offloading.max_saves
         self.num_saved = 0  # blocks, since the start
         self.is_urgent = False  # something is to be saved at once
         self.idle: dict[Place, None] = {}
         tree.idle = self.idle
 
-    def take(self, plan: int, beside: bool) -> tuple[Transfer, ...]:
-        """Name what `plan` is to save: nothing that plans which have not ended are still to compute. `beside` rows it
-        saves a few only."""
+    def take(self, plan: int, has_rows: bool) -> tuple[Transfer, ...]:
+        """Name what `plan` is to save: nothing that plans which have not ended are still to compute. A plan that
+        `has_rows` saves a few only."""
         if not self.idle:
             return ()
         saves, unsure, count = [], set(self.uncomputed.list_places()), 0
-        for place in list(islice(self.idle, MAX_LOOKS) if beside else self.idle):
+        for place in list(islice(self.idle, MAX_LOOKS) if has_rows else self.idle):
             if place in unsure:
                 continue
             del self.idle[place]
@@ -124,13 +124,13 @@ class Saves:
                 self.tree.pool.mark_busy(saved.blocks, plan)
                 saves.append(saved)
                 count += len(saved.blocks)
-                if count >= (self.most if beside else 16 * self.most):
+                if count >= (self.max_saves if has_rows else 16 * self.max_saves):
                     break
         self.num_saved += count
         return tuple(saves)
 
     def hasten(self, node: Node | None) -> None:
-        """Have all that stands on the path to a node saved by the next plan, in use or not."""
+        """Have all that is on the path to a node saved by the next plan, in use or not."""
         path: dict[Place, None] = {}
         while node is not None:
             path |= {(node, g): None for g, slot in enumerate(node.slots) if slot is not None}

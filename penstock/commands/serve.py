@@ -26,7 +26,7 @@ File = Annotated[str | None, typer.Option("--config", help="File of options, .ya
 
 @config_options(VllmFlags, "vllm", hidden=True)
 @config_options(ServerConfig, "server")
-@config_options(EngineConfig, "options", "skip_tokenizer_init", hidden=True)
+@config_options(EngineConfig, "options", hidden=True)
 def serve(
     model: Model = None,
     models: Models = None,

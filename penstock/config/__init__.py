@@ -1,8 +1,9 @@
 """Options and facts of model and machine in, a table of values and their reasons out. Knows no device."""
 
+from penstock.config.cache_dtypes import choose_plain_dtype
 from penstock.config.options import CAPACITIES, POLICIES, TPOT_STEPS, TTFT_STEPS, EngineConfig, check_options, option
 from penstock.config.resolve import (
-    AUTO_KV_DTYPE,
+    DEFAULT,
     GIB,
     GPU_RESERVE,
     GPU_SEQS,
@@ -17,8 +18,8 @@ from penstock.config.resolve import (
 )
 
 __all__ = [
-    "AUTO_KV_DTYPE",
     "CAPACITIES",
+    "DEFAULT",
     "GIB",
     "GPU_RESERVE",
     "GPU_SEQS",
@@ -34,6 +35,7 @@ __all__ = [
     "Resolved",
     "Setting",
     "check_options",
+    "choose_plain_dtype",
     "option",
     "resolve",
 ]

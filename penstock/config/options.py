@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from penstock.config.cache_dtypes import parse_skips
 from penstock.config.speculation import AUTO, parse_speculation
 from penstock.errors import InvalidConfig, InvalidRequest, quote
 from penstock.types import SamplingParams
@@ -143,10 +144,8 @@ class EngineConfig:
     parse_special_tokens: bool = option(
         False, "treat control tokens spelled in messages as such; unsafe: users can forge turns"
     )
-    device: str = option("auto", "device; auto: a free GPU, else the CPU", DEVICES)
-    gpu_memory_utilization: float = option(
-        0.9, "fraction of GPU memory for this engine: weights, KV cache and all else", least=0.05, most=1.0
-    )
+    device: str = option("auto", "auto: a free GPU, else the CPU", DEVICES)
+    gpu_memory_utilization: float = option(0.9, "share of GPU memory to fill", least=0.05, most=1.0)
     enforce_eager: bool = option(False, "disable CUDA graphs")
     deterministic: bool = option(
         False, "bitwise reproducible answers on a GPU in any batch; slower (a CPU always has them)"
@@ -159,6 +158,9 @@ class EngineConfig:
         "dtype of the KV cache; auto: dtype, else float16 on a CPU and the weights' on a GPU; int8 and int4 "
         "need a CPU, fp8 a GPU",
         KV_CACHE_DTYPES,
+    )
+    kv_cache_dtype_skip_layers: str | None = option(
+        None, "layers that a quantized KV cache keeps in full: numbers, sliding_window, or both: 0,1,sliding_window"
     )
     max_model_len: int | None = option(
         None, "context length: max tokens of prompt plus answer", least=1, most=MAX_POSITIONS
@@ -246,6 +248,7 @@ class EngineConfig:
         check_options(self)
         if self.override_generation_config is not None:
             parse_override(self.override_generation_config)
+        parse_skips(self.kv_cache_dtype_skip_layers)
         parse_speculation(self.speculative_config)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise InvalidConfig(
@@ -260,7 +263,11 @@ class EngineConfig:
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
         if isinstance(given := options.get("speculative_config"), dict):
             options["speculative_config"] = json.dumps(given, default=str)
+        if options.get("max_cpu_loras") and "max_loras" not in options:
+            options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]
+        if isinstance(named := options.get("kv_cache_dtype_skip_layers"), list | tuple):  # as vLLM has them
+            options["kv_cache_dtype_skip_layers"] = ",".join(map(str, named)) or None
         for name in options:
             if name not in known:
                 raise InvalidConfig(f"unknown option {name!r}: the options are {', '.join(known)}")

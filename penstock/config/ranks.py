@@ -1,4 +1,4 @@
-"""Options of several ranks: what cannot be, and what follows from them."""
+"""Check the options of several ranks, and derive others from them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def check_layout(config: EngineConfig) -> None:
     num_ranks = count_ranks(config)
     if config.distributed_executor_backend == "ray" and config.nnodes > 1:
         raise InvalidConfig(
-            f"nnodes={config.nnodes} is without Ray: leave it out, since Ray places ranks on its machines itself, or "
-            "set distributed_executor_backend=mp"
+            f"nnodes={config.nnodes} does not go with distributed_executor_backend=ray, which chooses machines itself: "
+            "leave nnodes out, or set distributed_executor_backend=mp"
         )
     if num_ranks % config.nnodes:
         raise InvalidConfig(
@@ -82,13 +82,8 @@ def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any
             f"{num_ranks} ranks cannot share an embedding model, which fits on one: leave tensor_parallel_size and "
             "pipeline_parallel_size out"
         )
-    if config.kv_offloading_size or config.kv_offloading_path is not None:
-        raise InvalidConfig(
-            f"kv_offloading_size and kv_offloading_path keep blocks of all layers, but each of {num_ranks} ranks has a "
-            "part of them: leave them out"
-        )
     if config.device == "cuda":
-        raise InvalidConfig(f"device=cuda has one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
+        raise InvalidConfig(f"device=cuda takes one rank, but {num_ranks} are asked for: {ON_CPUS}; set device=cpu")
     speculation = parse_speculation(config.speculative_config)
     if speculation is not None and (speculation.method in MODEL_METHODS or speculation.tree):
         what = "tree=true" if speculation.tree else f"method={speculation.method}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.config.cache_dtypes import AUTO_KV_DTYPE
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
@@ -25,7 +26,7 @@ INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
 LORA_SHARE = 8  # of the free memory, one part for adapters
-AUTO_KV_DTYPE = "float16"
+DEFAULT = "default"  # the reason of what nobody set or derived
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
     if config.max_num_seqs is None:
-        derived.setdefault("max_num_seqs", (CPU_SEQS, "default"))
+        derived.setdefault("max_num_seqs", (CPU_SEQS, DEFAULT))
     if config.kv_cache_tokens is None:
         derived["kv_cache_tokens"] = (
             _gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token else _cache_tokens(config, facts)
@@ -345,7 +346,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
         )
     longest = config.max_model_len or derived["max_model_len"][0]
     if config.max_num_batched_tokens is None:
-        least, reason = derived.get("max_num_batched_tokens", (STEP_TOKENS, "default"))
+        least, reason = derived.get("max_num_batched_tokens", (STEP_TOKENS, DEFAULT))
         derived["max_num_batched_tokens"] = (
             (max(least, longest), "an embedding model computes a prompt in one step")
             if facts.whole_prompts
@@ -369,7 +370,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     values = {option.name: getattr(config, option.name) for option in fields(config)}
     values |= {name: each for name, (each, _) in derived.items()} | {"keeps_packed": _can_keep_codes(config, bool(gpu))}
     reasons = {
-        option.name: "default" if getattr(config, option.name) == option.default else "set by the user"
+        option.name: DEFAULT if getattr(config, option.name) == option.default else "set by the user"
         for option in fields(config)
     }
     reasons |= {name: why for name, (_, why) in derived.items()}

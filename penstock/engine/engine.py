@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from penstock.cache.sessions import KeptSession
 from penstock.engine.executor import (
     Answer,
     Awaited,
@@ -171,6 +172,7 @@ class Engine:
         else:
             saves.hasten(session.node)
             self.late += self._save_urgent()
+            return Answer({"num_positions": session.num_positions, **_describe_session(session)})
         return Answer({"num_positions": session.num_positions})
 
     def stats(self) -> dict[str, Any]:
@@ -203,3 +205,9 @@ class Engine:
                 ticket.result()
         self._started.clear()
         self.executor.close()
+
+
+def _describe_session(session: KeptSession) -> dict[str, Any]:
+    """Describe what a session's prefix is found by: tokens, adapters and salt."""
+    loras = [[use.name, use.scale] for use in session.request.loras]
+    return {"tokens": list(session.tokens), "loras": loras, "salt": session.request.salt}

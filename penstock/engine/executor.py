@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from penstock.engine.plan import Plan, Result
 from penstock.errors import InvalidRequest
 
-Values = dict[str, int | str]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class DropLora:
 
 @dataclass(frozen=True, slots=True)
 class SaveSession:
-    """Have all of a session's path in the store. The answer tells its positions."""
+    """Have all of a session's path in the store. The answer tells its tokens, adapters and salt."""
 
     tenant: str
     name: str

@@ -29,11 +29,13 @@ from penstock.engine.messages import (
     Seen,
     Stop,
 )
+from penstock.engine.ranks import LastBeat
 from penstock.engine.view import Viewer
 from penstock.errors import PenstockError
 from penstock.types import Request
 
 BEAT_S = 1.0
+LAST_S = 2.0  # for a process's last report
 MAX_PREPARING = 2  # at once
 PREPARING_S = 0.005  # between checks of what is being prepared or read, while nothing runs
 
@@ -41,8 +43,8 @@ PREPARING_S = 0.005  # between checks of what is being prepared or read, while n
 class Wire:
     """One of the two ends. The API process binds, an engine connects."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        self._socket = (context or zmq.Context.instance()).socket(zmq.PAIR)
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 1000)
@@ -68,10 +70,12 @@ class Heartbeat(threading.Thread):
     """Tells the API process, over a wire of its own, that this process lives and how old its step is."""
 
     def __init__(self, endpoint: str) -> None:
-        super().__init__(name="penstock-pulse", daemon=True)
+        super().__init__(name="penstock-heartbeat", daemon=True)
         self._endpoint = endpoint
         self._stats: Callable[[], dict[str, float]] = dict
-        self._told = threading.Event()
+        self._told, self._ended = threading.Event(), threading.Event()
+        self._last: Report | None = None
+        self.list_ranks: Callable[[], list[LastBeat]] = list
         self.begun: float | None = None  # the step under way, by the monotonic clock
 
     def tell(self, stats: Callable[[], dict[str, float]]) -> None:
@@ -79,21 +83,33 @@ class Heartbeat(threading.Thread):
         self._stats = stats
         self._told.set()
 
+    def end(self, last: Report) -> None:
+        """Send a last report, and wait until it is on its way: this process is about to end."""
+        self._last = self._last or last
+        self._told.set()
+        self._ended.wait(LAST_S)
+
     def run(self) -> None:
-        wire = Wire(self._endpoint)
-        while True:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its end waits for what was sent
+        wire = Wire(self._endpoint, context)
+        while self._last is None:
             begun = self.begun
-            wire.send(Beat(time.monotonic() - begun if begun is not None else 0.0, self._stats()))
+            step_s = time.monotonic() - begun if begun is not None else 0.0
+            wire.send(Beat(step_s, self._stats(), self.list_ranks()))
             self._told.wait(BEAT_S)
             self._told.clear()
+        wire.send(self._last)
+        wire.close()
+        context.term()
+        self._ended.set()
 
 
 class CommandLoop:
     """Obeys commands and makes steps. `prepare` does slow work for a request before its first step, in another thread;
     what it returns is held until the request ends."""
 
-    def __init__(self, engine: Engine, wire: Wire, pulse: Heartbeat, prepare: Callable[[Request], object]) -> None:
-        self._engine, self._wire, self._pulse, self._prepare = engine, wire, pulse, prepare
+    def __init__(self, engine: Engine, wire: Wire, heartbeat: Heartbeat, prepare: Callable[[Request], object]) -> None:
+        self._engine, self._wire, self._heartbeat, self._prepare = engine, wire, heartbeat, prepare
         self._preparing: dict[str, Add] = {}
         self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
         self._prepared: queue.SimpleQueue[tuple[str, object, float]] = queue.SimpleQueue()
@@ -134,11 +150,11 @@ class CommandLoop:
                 is_prepared = not engine.prepare()
 
     def _step(self) -> None:
-        self._pulse.begun = time.monotonic()
+        self._heartbeat.begun = time.monotonic()
         begin = time.perf_counter()
         deltas = self._engine.step(waits_for_loras=False)
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
-        self._pulse.begun = None
+        self._heartbeat.begun = None
         energy = self.account.energy.settle(deltas, self._engine.has_work) if self.account.energy is not None else {}
         if energy:
             self._wire.send(Deltas(energy_j=energy))

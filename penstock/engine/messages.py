@@ -12,6 +12,9 @@ from penstock.engine.executor import EraseSession as EraseSession
 from penstock.engine.executor import LoadLora as LoadLora
 from penstock.engine.executor import SaveSession as SaveSession
 from penstock.engine.journal import Mark as Mark
+from penstock.engine.ranks import LastBeat as LastBeat
+from penstock.engine.ranks import LostRank as LostRank
+from penstock.engine.ranks import RankRecord as RankRecord
 from penstock.engine.view import BlockView, RowView
 from penstock.types import Applied, Delta, Request
 
@@ -82,6 +85,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     defaults: list[tuple[str, Any, str]] = []  # sampling values: (name, value, why)
     defaults_recommended: bool = False  # by the model's makers, or with its short name
     applied: list[Applied] = []  # to every request: the ledger's entries
+    ranks: list[RankRecord] = []  # where there are several
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -129,7 +133,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     step_s: float
     stats: dict[str, float]
+    ranks: list[LastBeat] = []  # where there are several
 
 
 Command = Add | Abort | Forget | Control | Look | Stop
-Report = Found | Ready | Failed | Deltas | Refused | Answered | Seen | Beat
+Report = Found | Ready | Failed | Deltas | Refused | Answered | Seen | Beat | LostRank

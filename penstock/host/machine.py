@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 M_ARENA_MAX = -8  # from glibc's malloc.h
-PR_SET_PDEATHSIG = 1  # from prctl.h
 MANY_NEW = 50_000  # a step of 256 rows makes about a thousand objects, most of them short-lived
 
 
@@ -24,6 +22,13 @@ def free_memory_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
     return min([available, *_group_rooms()])
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the memory that a process holds, maps of files included; 0 if that cannot be known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _group_rooms() -> Iterator[int]:
@@ -64,12 +69,6 @@ def python_command(module: str) -> tuple[str, ...]:
     """Return a command that runs a module of ours in a new interpreter. Unlike `python -m`, it imports nothing from
     the current folder, which may be untrusted."""
     return sys.executable, "-c", f"import sys; del sys.path[0]; from {module} import main; sys.exit(main())"
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent, even while it is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

@@ -19,11 +19,17 @@ def sample_files(path: Path) -> str:
     files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
     for file in files:
         size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else file.suffix}:{size}:".encode())
-        with file.open("rb") as source:
-            for number in range(NUM_SAMPLES):
-                source.seek(number * max(SAMPLE_BYTES, size // NUM_SAMPLES))
-                digest.update(source.read(SAMPLE_BYTES))
+        digest.update(f"{file.name if path.is_dir() else file.suffix}:{size}:{sample_file(file, size)}".encode())
+    return digest.hexdigest()
+
+
+def sample_file(file: Path, size: int, sample_bytes: int = SAMPLE_BYTES) -> str:
+    """Hash evenly spaced parts of a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as source:
+        for start in range(0, size, max(sample_bytes, size // NUM_SAMPLES)):
+            source.seek(start)
+            digest.update(source.read(sample_bytes))
     return digest.hexdigest()
 
 

@@ -34,7 +34,7 @@ class HeadLinear:
 
 
 class HeadProduct:
-    """The same, as rows."""
+    """A matrix of its own for each head, [H, O, C], as rows."""
 
     def __init__(self, ops: OpTable, weights: Tensor) -> None:
         self.ops, self.weights = ops, weights.contiguous()

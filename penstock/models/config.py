@@ -62,7 +62,7 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], max_model_len: int | None = None, path: str = "") -> None:
         if not isinstance(values, Mapping):
-            raise InvalidModel(f"config {path or 'file'} must be a JSON object, not {_quote(values)}")
+            raise InvalidModel(f"config {path.rstrip('.') or 'file'} must be a JSON object, not {_quote(values)}")
         self.values = values
         self.max_model_len = max_model_len  # requested by the user
         self._path = path

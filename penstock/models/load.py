@@ -6,7 +6,7 @@ Everything is checked by name and shape before the first tensor is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,7 +20,7 @@ from penstock.models import reading
 from penstock.models.cut import Cut, Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.files.quantized.checkpoint import round_floats
+from penstock.models.files.quantized.checkpoint import requantize_floats
 from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
@@ -111,12 +111,21 @@ def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
             sources[parameter].append(source)
             used[key] += prod(part_shape)
     for name, (tensor, _) in found.items():
+        if name not in used and _adds_nothing(checkpoint, name, tensor, used):
+            continue
         if name not in used or used[name] != prod(checkpoint.shape(tensor)):
             raise InvalidModel(
                 f"{checkpoint.path}: tensor {tensor!r} has no place in the model that its config "
                 f"describes ({spec.num_layers} layers): config and weights do not belong together"
             )
     return sources
+
+
+def _adds_nothing(checkpoint: Checkpoint, name: str, tensor: str, used: Container[str]) -> bool:
+    """Return True for a bias of zeros beside a matrix of the model: some GPTQ writers give one to every linear."""
+    module, _, kind = name.rpartition(".")
+    is_bias = kind == "bias" and f"{module}.weight" in used and len(checkpoint.shape(tensor)) == 1
+    return is_bias and not bool(checkpoint.tensor(tensor).any())
 
 
 def _check(checkpoint: Checkpoint, source: Source) -> None:
@@ -309,7 +318,7 @@ def load_model(
     on_cpu = device.type == "cpu"
     spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
     options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
-    kept_as = round_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
+    kept_as = requantize_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
     hold = storage(ops, take_kept, options, kept_as, sources, cuts)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)

@@ -30,6 +30,10 @@ class Pool(Protocol):
 
     def view_float16(self, offset: int, *shape: int) -> Tensor: ...
 
+    def keep_as(self, kv_dtype: str) -> Pool:
+        """View the same blocks with numbers of another dtype."""
+        ...
+
 
 class Memory(Protocol):
     def state(self, layout: KvLayout) -> StateSpec:
@@ -49,8 +53,10 @@ class KvMemory:
     head_size: int
     window: int = 0  # 0: all positions
     num_heads: int = 0  # query heads that read it
+    dtype: str = ""  # where it is not the cache's
 
     def state(self, layout: KvLayout) -> StateSpec:
+        layout = LAYOUTS[self.dtype] if self.dtype else layout
         if layout.group and self.head_size % 2:
             raise InvalidConfig(
                 f"kv_cache_dtype=int4 stores two numbers a byte, but heads have {self.head_size}: set int8"
@@ -63,6 +69,7 @@ class KvMemory:
         `penstock.ops.attention.cache` has them. With `keys_by_position` the keys are stored like the values."""
         from penstock.layers.memory import KvCache
 
+        pool = pool.keep_as(self.dtype) if self.dtype else pool
         heads, head_size, size = self.num_kv_heads, self.head_size, pool.block_size
         numbers = heads * size * pool.layout.numbers_bytes(head_size)
         scales = heads * size * pool.layout.scales_bytes(head_size)
@@ -88,8 +95,10 @@ class LatentMemory:
 
     width: int
     num_heads: int = 0  # that read it
+    dtype: str = ""  # where it is not the cache's
 
     def state(self, layout: KvLayout) -> StateSpec:
+        layout = LAYOUTS[self.dtype] if self.dtype else layout
         if layout.bits < 16:
             name = next(name for name, known in LAYOUTS.items() if known == layout)
             raise InvalidConfig(
@@ -101,6 +110,7 @@ class LatentMemory:
     def view(self, pool: Pool, group: int, offset: int) -> LatentCache:
         from penstock.layers.memory import LatentCache
 
+        pool = pool.keep_as(self.dtype) if self.dtype else pool
         return LatentCache(pool.view(offset, pool.block_size, self.width), group)
 
 

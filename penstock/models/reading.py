@@ -86,6 +86,8 @@ def _lay_out_runs(tensor: Tensor, source: Source, runs: Sequence[range]) -> Iter
 def from_checkpoint(
     checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None, cuts: Cuts | None = None
 ) -> Take:
+    """Read parameters by name: matrices in `dtype`, or if that is None as they are stored; vectors in float32."""
+
     def read(name: str) -> Tensor:
         tensor = checkpoint.tensor(name)
         if not tensor.is_floating_point():
@@ -169,7 +171,7 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
 
 def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
-    stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
+    stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_codes(source.tensor)
     if stored is not None and source.rows is not None:
         stored = stored.slice_rows(source.rows)
     if stored is None or stored.format is None or source.layout == "one_plus":

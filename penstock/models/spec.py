@@ -15,7 +15,7 @@ from penstock.errors import InvalidModel
 from penstock.models.config import Config
 from penstock.models.cut import Cuts
 from penstock.models.layer import Ffn, Merges, Mixer, Norm, Part, Shapes, add_prefix, matrix, unite
-from penstock.models.memory import Memory
+from penstock.models.memory import KvMemory, LatentMemory, Memory
 from penstock.models.multimodal import NAMES as MULTIMODAL_NAMES
 from penstock.models.multimodal import is_multimodal, read_text_config
 from penstock.models.names import Names
@@ -160,6 +160,7 @@ class ModelSpec:
     init_std: float = 0.02  # of dummy weights
     cpu_only: str = ""  # what a GPU lacks for this model, and the remedy
     cuts: Cuts | None = None  # one rank's part of a model; layers then describe its heads and experts alone
+    cache_dtypes: tuple[str, ...] = ()  # of each layer's keys and values; empty: the cache's
     stage: range | None = None  # of a pipeline: layers that are loaded; the first embeds, the last has the head
 
     @property
@@ -190,8 +191,10 @@ class ModelSpec:
 
     def cut(self) -> ModelSpec:
         """Return the spec of the stage's layers alone, beside embedding and head."""
-        layers = self.layers if self.stage is None else self.layers[self.stage.start : self.stage.stop]
-        return replace(self, layers=layers, stage=None)
+        if self.stage is None:
+            return self
+        own = slice(self.stage.start, self.stage.stop)
+        return replace(self, layers=self.layers[own], cache_dtypes=self.cache_dtypes[own], stage=None)
 
     def holds(self, parameter: str) -> bool:
         """Return True if the stage has the parameter."""
@@ -205,7 +208,11 @@ class ModelSpec:
 
     def memories(self) -> list[Memory | None]:
         """List what each layer keeps between steps; None where it keeps nothing."""
-        return [layer.mixer.memory(self.max_model_len) for layer in self.layers]
+        found = [layer.mixer.memory(self.max_model_len) for layer in self.layers]
+        return [
+            replace(memory, dtype=dtype) if dtype and isinstance(memory, KvMemory | LatentMemory) else memory
+            for memory, dtype in zip(found, self.cache_dtypes or [""] * len(found))
+        ]
 
     def states(self, layout: KvLayout = LAYOUTS["float32"]) -> list[StateSpec | None]:
         """Describe each layer's memory to the cache when keys and values are stored like `layout`."""

@@ -25,20 +25,11 @@ class Mesh(Protocol):
     rank: int
     size: int
 
-    def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
         """x[T, widths[rank]] of each rank → [T, Σ widths], in the order of ranks; by default all are equally wide."""
 
-    def reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Add x of all ranks. On a CPU they are added in their order: x₀ + x₁ + …, the same bits on every rank."""
-
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        """Overwrite x with that of rank `source`; return it."""
-
-    def send(self, x: Tensor, to: int) -> None:
-        """Send x to one rank, which must receive it."""
-
-    def receive(self, like: Tensor, source: int) -> Tensor:
-        """Overwrite `like` with what one rank sent; return it."""
 
     def close(self) -> None:
         """Leave the mesh. Ranks that wait for this one fail at once."""
@@ -49,20 +40,11 @@ class OneRank:
 
     rank, size = 0, 1
 
-    def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
         return x
 
-    def reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         return x
-
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        return x
-
-    def send(self, x: Tensor, to: int) -> None:
-        raise ValueError(f"a mesh of one rank has no rank {to}")
-
-    def receive(self, like: Tensor, source: int) -> Tensor:
-        raise ValueError(f"a mesh of one rank has no rank {source}")
 
     def close(self) -> None:
         """Nothing is held."""

@@ -16,7 +16,6 @@ from penstock.errors import InvalidConfig, RankLost
 from penstock.ops.cpu import collectives
 
 SLOT_BYTES = 1 << 20  # of a rank's two slots: larger tensors go through in pieces
-MAIL_BYTES = 1 << 20
 
 
 class Segment:
@@ -39,7 +38,7 @@ class Segment:
         else:
             self.file = os.memfd_create("penstock-mesh")
             self.address = f"/proc/{os.getpid()}/fd/{self.file}"
-        os.ftruncate(self.file, collectives.segment_bytes(size, SLOT_BYTES, MAIL_BYTES))
+        os.ftruncate(self.file, collectives.segment_bytes(size, SLOT_BYTES))
 
     def unlink(self) -> None:
         """Remove the file's name, if it has one; ranks that have come keep the memory."""
@@ -59,22 +58,13 @@ class SharedMesh:
 
     def __init__(self, file: int, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size, self._file = rank, size, file
-        self._end = collectives.SharedSegment(file, rank, size, SLOT_BYTES, MAIL_BYTES, timeout_s)
+        self._end = collectives.SharedSegment(file, rank, size, SLOT_BYTES, timeout_s)
 
-    def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
-        return self._end.gather(x, widths or (x.shape[1],) * self.size)
+    def all_gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
+        return self._end.all_gather(x, widths or (x.shape[1],) * self.size)
 
-    def reduce(self, x: Tensor) -> Tensor:
-        return self._end.reduce(x)
-
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        return self._end.broadcast(x, source)
-
-    def send(self, x: Tensor, to: int) -> None:
-        self._end.send(x, to)
-
-    def receive(self, like: Tensor, source: int) -> Tensor:
-        return self._end.receive(like, source)
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._end.all_reduce(x)
 
     def is_alive(self, rank: int) -> bool:
         """Return True if a living process is this rank."""
@@ -97,7 +87,7 @@ def join_segment(rank: int, size: int, address: str | Segment, timeout_s: float)
             file, segment.file = segment.file, -1
         else:
             file = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-        wanted = collectives.segment_bytes(size, SLOT_BYTES, MAIL_BYTES)
+        wanted = collectives.segment_bytes(size, SLOT_BYTES)
         if os.fstat(file).st_size != wanted:
             os.close(file)
             raise InvalidConfig(f"the segment {place} was not made for {size} ranks: give all of them the same size")
@@ -117,7 +107,7 @@ def join_segment(rank: int, size: int, address: str | Segment, timeout_s: float)
 
 
 def _meet(mesh: SharedMesh, place: str, timeout_s: float) -> None:
-    """Wait until every rank has come: a rank that has not yet is no dead one."""
+    """Wait until every rank has joined; one that is late counts as alive."""
     end = time.monotonic() + timeout_s
     here = [False] * mesh.size
     while not all(here):
@@ -126,4 +116,4 @@ def _meet(mesh: SharedMesh, place: str, timeout_s: float) -> None:
             missing = ", ".join(str(rank) for rank, came in enumerate(here) if not came)
             raise RankLost(f"rank {missing} of {mesh.size} did not join within {timeout_s:g} s", here.index(False))
         time.sleep(0.002)
-    mesh.reduce(torch.zeros(1))
+    mesh.all_reduce(torch.zeros(1))

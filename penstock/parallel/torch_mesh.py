@@ -5,6 +5,7 @@ Groups are made directly, not as torch's one default group: a process may be in 
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class TorchMesh:
         self.rank, self.size, self.in_order = rank, size, in_order
         self._group = group
         self._failure: RankLost | None = None
+        atexit.register(self.close)  # a group whose threads still run when Python is gone aborts the process
 
     def _finish(self, begin: Callable[[], Any]) -> None:
         """Begin an exchange and wait for it; after a failure the group is of no more use."""
@@ -39,7 +41,7 @@ class TorchMesh:
             )
             raise self._failure from None
 
-    def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
         widths = tuple(widths or (x.shape[1],) * self.size)
         if len(set(widths)) == 1:
             parts = self._collect(x)
@@ -58,7 +60,7 @@ class TorchMesh:
         self._finish(lambda: self._group._allgather_base(parts, x))
         return list(torch.split(parts, len(x)))
 
-    def reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         if not self.in_order:
             total = x.clone()
             self._finish(lambda: self._group.allreduce([total]))
@@ -68,22 +70,10 @@ class TorchMesh:
             first = ops.add(first, part)
         return first.view(x.shape)
 
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        self._finish(lambda: self._group.broadcast([x], options))
-        return x
-
-    def send(self, x: Tensor, to: int) -> None:
-        self._finish(lambda: self._group.send([x.contiguous()], to, 0))
-
-    def receive(self, like: Tensor, source: int) -> Tensor:
-        self._finish(lambda: self._group.recv([like], source, 0))
-        return like
-
     def close(self) -> None:
         self._failure = self._failure or RankLost(f"rank {self.rank} has left the mesh")
         self._group = None  # its connections close
+        atexit.unregister(self.close)
 
 
 def _shorten(error: Exception) -> str:
@@ -91,7 +81,7 @@ def _shorten(error: Exception) -> str:
     return str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0][:120]
 
 
-def _store(rank: int, size: int, address: str, timeout_s: float) -> Any:
+def _make_store(rank: int, size: int, address: str, timeout_s: float) -> Any:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise InvalidConfig(f"mesh address {address!r} is no host:port, such as 10.0.0.1:29500")
@@ -134,7 +124,7 @@ def open_nccl(rank: int, size: int, address: str, timeout_s: float, exact: bool)
 def _open(
     make: Callable[[Any], Any], rank: int, size: int, address: str, timeout_s: float, in_order: bool
 ) -> TorchMesh:
-    store = _store(rank, size, address, timeout_s)
+    store = _make_store(rank, size, address, timeout_s)
     try:
         return TorchMesh(make(store), rank, size, in_order)
     except RuntimeError as error:

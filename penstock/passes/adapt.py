@@ -89,7 +89,7 @@ class GatheredSum:
     delta: Delta
 
     def __call__(self, flow: Flow) -> None:
-        y = self.first.mesh.gather(flow.y, self.first.widths)
+        y = self.first.mesh.all_gather(flow.y, self.first.widths)
         flow.x = self.delta(y, self.ops.add(flow.x, self.linear(y, flow.step)), flow.step)
 
 
@@ -137,7 +137,7 @@ class LoraTable(Mapping[str, LoraWeights]):
         return self._made.setdefault(name, LoraWeights(num_out, self.num_slots, len(merge.parts) if merge else 1))
 
     def arrange(self, adapter: Adapter) -> Adapter:
-        """Lay an adapter's matrices out for the kernels: they are."""
+        """Return an adapter as the kernels read it."""
         return adapter
 
     def __getitem__(self, name: str) -> LoraWeights:
@@ -151,7 +151,7 @@ class LoraTable(Mapping[str, LoraWeights]):
 
 
 class StackTable(LoraTable):
-    """The same on a GPU: room of `rank` for one adapter in each slot, on the device. It never moves."""
+    """A LoraTable on a GPU: each slot has room for one adapter of `rank`, which never moves."""
 
     is_on_gpu = True
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.models.decoder import CPU, Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
-from penstock.models.files.quantized.checkpoint import round_floats
+from penstock.models.files.quantized.checkpoint import requantize_floats
 from penstock.models.load import Options, match
 from penstock.models.pooling import Pooling
 from penstock.models.reading import STORED, Source, Sources, read_blocks
@@ -40,7 +40,7 @@ def blank_model(
     sources = match(checkpoint, spec) if checkpoint else {}
     ops = OpTable("cpu")
     some = replace(spec, layers=spec.layers[:num_layers]) if num_layers else spec
-    stored = round_floats(checkpoint) if options.rounded else checkpoint
+    stored = requantize_floats(checkpoint) if options.rounded else checkpoint
     blanks = _Blanks(ops, spec.parameters(), options, stored, sources, device)
     with device:
         return Build(some, ops, blanks.take, blanks.hold, device, Lower(ops)).model(Pooling())

@@ -8,8 +8,12 @@ from torch import Tensor
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ's nibble i of a word holds the column AWQ_ORDER[i] of eight
 
 
-def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """Unpack int32 words [R, W] to codes [R, count] uint8: code i has the bits from i · `bits` on of its row."""
+def unpack_words(words: Tensor, bits: int, count: int, pads: bool = False) -> Tensor:
+    """Unpack int32 words [R, W] to codes [R, count] uint8: code i has the bits from i · `bits` on of its row. With
+    `pads` no code is cut: a word holds 32 // bits of them, from its lowest bits on."""
+    if pads:
+        codes = torch.stack([words >> at & (1 << bits) - 1 for at in range(0, 33 - bits, bits)], dim=-1)
+        return codes.flatten(1).to(torch.uint8)[:, :count]
     stored = words.contiguous().view(torch.uint8)
     if bits == 8:
         codes = stored

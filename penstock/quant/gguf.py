@@ -208,7 +208,10 @@ GGML_TYPES: dict[int, GgmlType] = {
     40: GgmlType("NVFP4", 64, 36, lambda stored: iquants.nvfp4(stored).widen()),
 }
 
-UNSUPPORTED_TYPES: dict[int, str] = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+UNSUPPORTED_TYPES: dict[int, str] = {
+    **{4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+}
 
 
 def num_bytes(ggml_type: int, shape: tuple[int, ...]) -> int:
@@ -239,5 +242,7 @@ def _find_type(ggml_type: int) -> GgmlType:
     if kind is None:
         name = UNSUPPORTED_TYPES.get(ggml_type, "unknown")
         supported = ", ".join(each.name for each in GGML_TYPES.values())
-        raise InvalidModel(f"GGUF tensor type {ggml_type} ({name}) is not supported; supported: {supported}")
+        raise InvalidModel(
+            f"GGUF tensor type {ggml_type} ({name}) is not supported; use a file of one of these: {supported}"
+        )
     return kind

@@ -23,7 +23,7 @@ READ: dict[str, tuple[str, int, Callable[[np.ndarray], iquants.Points]]] = {  # 
     "IQ1_M": ("IQ1", 56, iquants.iq1_m),
 }
 TERNARY = {"TQ1_0": (54, iquants.tq1_0), "TQ2_0": (66, iquants.tq2_0)}
-NVFP4_BYTES, NVFP4_BLOCK = 36, 64
+NVFP4_BYTES = 36
 ROWS = 256  # at a time; whole panels
 
 

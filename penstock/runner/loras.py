@@ -18,7 +18,6 @@ from penstock.runner.memory import CPU, allocate
 from penstock.types import LoraUse
 
 CACHE_LINE = 64
-NO_LORAS = "LoRA is off: start with enable_lora"
 
 
 class Reading:

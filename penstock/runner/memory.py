@@ -6,6 +6,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +84,12 @@ class BlockMemory:
 
     def view_float16(self, offset: int, *shape: int) -> torch.Tensor:
         return _view(self.blocks.view(torch.float16), offset // 2, shape)
+
+    def keep_as(self, kv_dtype: str) -> BlockMemory:
+        """View the same blocks with numbers of another dtype."""
+        other = copy(self)
+        other.dtype, other.layout = DTYPES[kv_dtype], LAYOUTS[kv_dtype]
+        return other
 
     @property
     def words(self) -> torch.Tensor:

@@ -184,8 +184,8 @@ def make_embedding(values: torch.Tensor) -> RowResult:
     return RowResult(embedding=tuple(values.tolist()))
 
 
-def find_wanted(plan: Plan) -> tuple[list[int], list[int]]:
-    """Find where each row's tokens end in the step, and the tokens whose logits are wanted, drafts included."""
+def find_logits_indices(plan: Plan) -> tuple[list[int], list[int]]:
+    """Return where each row's tokens end in the step, and the tokens whose logits are sampled, drafts included."""
     ends: list[int] = []
     at: list[int] = []
     end = 0

@@ -61,7 +61,8 @@ def verify_by_rejection(
                 share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
                 is_accepted, token = False, draw(shares, share)
             num = row.num_logprobs
-            sampled.append(Sampled(token, None if num is None else token_logprobs(logits[place], token, num)))
+            ids = row.request.sampling.logprob_token_ids or ()
+            sampled.append(Sampled(token, None if num is None else token_logprobs(logits[place], token, num, ids)))
             if not is_accepted:
                 break
             row.append(token)

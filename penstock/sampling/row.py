@@ -36,7 +36,7 @@ class Chooser(IntEnum):
 def find_chooser(row: RowState) -> Chooser:
     """Who samples a row, by its parameters."""
     request, sampling, samplers = row.request, row.request.sampling, row.samplers
-    is_host_only = request.beam is not None or bool(row.processors)
+    is_host_only = request.beam is not None or bool(row.processors) or bool(sampling.logprob_token_ids)
     has_temperature_only = (
         not is_host_only
         and row.num_logprobs is None
@@ -196,7 +196,8 @@ class RowState:
         With `best_of`, siblings are ranked by their own log probabilities.
         """
         sampling = self.request.sampling
-        return 0 if sampling.logprobs is None and self.request.num_siblings > sampling.n else sampling.logprobs
+        asked = bool(sampling.logprob_token_ids) or self.request.num_siblings > sampling.n
+        return 0 if sampling.logprobs is None and asked else sampling.logprobs
 
     @property
     def is_finished(self) -> bool:

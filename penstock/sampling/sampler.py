@@ -30,10 +30,12 @@ def log_probabilities(logits: Array) -> Array:
     return result
 
 
-def token_logprobs(logits: Array, token: int, num: int) -> TokenLogprobs:
-    """Return the log probability and rank of `token` and of the `num` likeliest."""
+def token_logprobs(logits: Array, token: int, num: int, ids: Sequence[int] = ()) -> TokenLogprobs:
+    """Return the log probability and rank of `token` and of the `num` likeliest, or of `ids` instead."""
     values = log_probabilities(logits)
     report = {token: Logprob(float(values[token]), rank(logits, token))}
+    if ids:
+        return report | {id: Logprob(float(values[id]), rank(logits, id)) for id in ids}
     for place, other in enumerate(rank_top_k(logits, num).tolist(), start=1):
         report.setdefault(other, Logprob(float(values[other]), place))
     return report
@@ -121,8 +123,8 @@ class Sampler:
             token, forced, mu = self._token(logits, row)
         except UnusableLogits as error:
             return Sampled(NO_TOKEN, error=str(error), unfit=isinstance(error, NothingAllowed))
-        num = row.num_logprobs
-        return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced, mu=mu)
+        num, ids = row.num_logprobs, row.request.sampling.logprob_token_ids or ()
+        return Sampled(token, None if num is None else token_logprobs(logits, token, num, ids), forced=forced, mu=mu)
 
     def _rank_beam(self, logits: Array, beam_width: int) -> Sampled:
         return Sampled(argmax(logits), candidates=beam_candidates(logits, beam_width))

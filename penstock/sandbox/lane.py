@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from penstock.errors import InvalidModel, PenstockError
-from penstock.host.machine import die_with_parent
+from penstock.host.parent import die_with_parent
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import (
     CompileGrammar,

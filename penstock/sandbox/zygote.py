@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.host.machine import die_with_parent
+from penstock.host.parent import die_with_parent
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
 from penstock.sandbox.lane import serve

@@ -15,12 +15,12 @@ from starlette.requests import Request
 
 from penstock.errors import quote
 from penstock.host.version import VERSION
-from penstock.server import loading, sessions, status
+from penstock.server import loading, status
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
 from penstock.server.batches.batches import BatchBody, batch, batches, cancel_batch, create_batch, open_batches
-from penstock.server.config import MIB
+from penstock.server.config import MIB, ServerConfig
 from penstock.server.connections.body_memory import BodyMemory
 from penstock.server.connections.hosts import HostCheck, Hosts, OriginCheck, read_origins
 from penstock.server.connections.request_parser import CheckMiddleware, Limits
@@ -30,6 +30,7 @@ from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
 from penstock.server.http.keys import AuthMiddleware, KeyRing, make_router_access
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
+from penstock.server.http.root_path import RootPath
 from penstock.server.loras import routes as loras
 from penstock.server.observe import routes as observe
 from penstock.server.ollama import routes as ollama
@@ -38,6 +39,7 @@ from penstock.server.openai.chat_body import ChatBody
 from penstock.server.openai.completions import CompletionBody, completions
 from penstock.server.openai.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.openai.infill import InfillBody, infill
+from penstock.server.openai.invocations import invoke
 from penstock.server.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from penstock.server.page import routes as page
 from penstock.server.responses.background import Background, ResponseStore
@@ -50,6 +52,8 @@ from penstock.server.responses.routes import (
     response,
     responses,
 )
+from penstock.server.sessions import routes as sessions
+from penstock.server.sessions import slots
 from penstock.server.state import Server
 from penstock.server.tgi import routes as tgi
 
@@ -59,12 +63,14 @@ READS: list[tuple[str, Handler, str]] = [
     ("/health", status.ready, "health"),
     ("/health/live", status.live, "health"),
     ("/health/ready", status.ready, "health"),
+    ("/ping", status.ready, "health"),
     ("/version", status.version, "health"),
     ("/v1/models", status.models, "models"),
     ("/v1/models/{name:path}", status.model, "models"),
     ("/info", status.info, "about"),
     ("/metrics", status.metrics, "about"),
     ("/admin/running", status.list_running, "about"),
+    ("/slots", slots.show, "llama-server"),
     ("/admin/models", loading.list_all, "about"),
     ("/admin/live", observe.watch_live, "about"),
     ("/admin/requests/{id:path}", observe.explain_request, "about"),
@@ -92,6 +98,8 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/batches/{id}/cancel", cancel_batch, None, "OpenAI"),
     ("/v1/messages", messages, MessagesBody, "Anthropic"),
     ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
+    ("/invocations", invoke, None, "SageMaker"),
+    ("/ping", status.ready, None, "health"),
     ("/infill", infill, InfillBody, "llama-server"),
     ("/tokenize", tokenize, TokenizeBody, "tokens"),
     ("/detokenize", detokenize, DetokenizeBody, "tokens"),
@@ -100,7 +108,9 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/sessions/save", sessions.save, sessions.SessionBody, "cache"),
+    ("/v1/sessions/restore", sessions.restore, sessions.RestoreBody, "cache"),
     ("/v1/sessions/erase", sessions.erase, sessions.SessionBody, "cache"),
+    ("/slots/{id}", slots.act, slots.SlotBody, "llama-server"),
     ("/admin/models/load", loading.load, loading.ModelBody, "about"),
     ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
@@ -167,15 +177,22 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
         max_body_bytes=server.config.max_body_mb * MIB,
         max_upload_bytes=None if batches_open is None else batches_open.files.max_file_bytes + MAX_FORM_BYTES,
     )
-    app.add_middleware(CheckMiddleware, check=OriginCheck(origins := read_origins(server.config.allowed_origins)))
+    _add_checks(app, server.config)
+    app.add_middleware(AnthropicErrors)
+    app.add_middleware(AccessLogMiddleware, access=server.access, routes=app.routes)
+    if server.config.root_path:
+        app.add_middleware(RootPath, root_path=server.config.root_path)
+    return app
+
+
+def _add_checks(app: FastAPI, config: ServerConfig) -> None:
+    """Check which pages and host names may call."""
+    app.add_middleware(CheckMiddleware, check=OriginCheck(origins := read_origins(config.allowed_origins)))
     if origins:  # outermost: preflights have no key, and pages must be able to read errors
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], allow_private_network=True
         )
-    app.add_middleware(CheckMiddleware, check=HostCheck(Hosts(server.config.host, server.config.allowed_hosts)))
-    app.add_middleware(AnthropicErrors)
-    app.add_middleware(AccessLogMiddleware, access=server.access, routes=app.routes)
-    return app
+    app.add_middleware(CheckMiddleware, check=HostCheck(Hosts(config.host, config.allowed_hosts)))
 
 
 class _BodyRoutes:

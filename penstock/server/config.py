@@ -37,15 +37,15 @@ def check_roles(roles: Sequence[str], num_engines: int) -> None:
 class ServerConfig:
     """Options of `penstock serve`."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    host: str = option("127.0.0.1", "own address; 0.0.0.0: all")
     port: int = option(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
     served_model_name: tuple[str, ...] = option(
-        (), "name of the (first) model in the API; may be repeated, * accepts any name"
+        (), "name of the (first) model in the API; repeatable, * accepts any name"
     )
     lora_modules: tuple[str, ...] = option(
         (), "adapter to serve, as NAME=FOLDER or vLLM's JSON object; several may follow"
     )
-    api_key: tuple[str, ...] = option((), "API key that clients must send; may be repeated, each key is a tenant")
+    api_key: tuple[str, ...] = option((), "key that clients must send; each is a tenant")
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")
     admin_key_file: str | None = option(None, "file with the admin key")
@@ -73,14 +73,17 @@ class ServerConfig:
     hang_timeout: float = option(
         60.0, "seconds without a heartbeat until an engine is restarted", least=1, most=MAX_SECONDS
     )
-    allowed_hosts: tuple[str, ...] = option((), "further allowed Host header: NAME, *.NAME, or * for any; repeatable")
-    allowed_origins: tuple[str, ...] = option((), "allowed web origin (CORS), or * for any; may be repeated")
+    allowed_hosts: tuple[str, ...] = option((), "further Host header: NAME, *.NAME or *; repeatable")
+    allowed_origins: tuple[str, ...] = option((), "allowed web origin (CORS), or * for any; repeatable")
     unknown_fields: str = option(
         "ignore", "warn of unknown body fields, or refuse them with 400 as misspelt ones are", UNKNOWN_FIELDS
     )
     allow_delete: bool = option(False, "allow DELETE /api/delete to delete model files")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")
     ssl_keyfile: str | None = option(None, "private key for HTTPS")
+    root_path: str = option("", "path under which a proxy serves this, such as /llm; requests may keep or drop it")
+    enable_force_include_usage: bool = option(False, "send usage with every chunk of every stream")
+    return_tokens_as_token_ids: bool = option(False, "name tokens of log probabilities as token_id:ID")
     trust_request_chat_template: bool = option(False, "allow chat_template in requests")
     access_log: bool = option(True, "log every request, except successful health checks and /metrics")
     log_format: str = option("text", "log format", LOG_FORMATS)
@@ -96,6 +99,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise InvalidConfig(f"root_path={quote(self.root_path)} is not valid: give a path such as /llm")
         if "" in self.served_model_name:
             raise InvalidConfig("served_model_name='' is empty: give a name, or leave it out")
         check_roles(self.role, self.data_parallel_size)

@@ -38,11 +38,17 @@ class Usage:
         """The field of the energy, the same in every API; empty where the hardware does not tell."""
         return {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
 
-    def to_openai(self) -> dict[str, object]:
+    def count(self, num_output: int) -> dict[str, int]:
+        """Return OpenAI's counts at `num_output` tokens of output."""
         return {
             "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_output,
-            "total_tokens": self.num_prompt + self.num_output,
+            "completion_tokens": num_output,
+            "total_tokens": self.num_prompt + num_output,
+        }
+
+    def to_openai(self) -> dict[str, object]:
+        return {
+            **self.count(self.num_output),
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
             **self.energy,
         }
@@ -172,6 +178,7 @@ class Generation:
         """Count a batch of deltas, and the time since the one before."""
         if self.times.first_s is None:
             self.times.first_s = now_s
+            self._metrics.observe_first(self.model.name, now_s - self.times.begun_s)
             self.usage.num_cached = sum(flight.num_cached for flight in self.flights)
         else:
             self._metrics.gaps.observe_gap(self.model.name, now_s - self._last_s, len(batch[-1].token_ids))
@@ -189,7 +196,8 @@ class Generation:
         Only for one prompt: the order of several is that of `stream`. Not for log probabilities of prompts, which take
         long to format."""
         engine, flight = self.model.engine, self.flights[0]
-        if len(self.flights) == 1 and engine is not None and flight.request.sampling.prompt_logprobs is None:
+        request = flight.request
+        if len(self.flights) == 1 and engine is not None and request.sampling.prompt_logprobs is None:
             if self.relay is not None:
                 encode = self.relay.mark_each(flight, encode)
             flight.writer = DirectWriter(body, encode, self._record, self.fail, engine.dispatcher.unwritten)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import PenstockError, quote
-from penstock.host.machine import free_memory_bytes
+from penstock.host.machine import free_memory_bytes, resident_bytes
 from penstock.hub import SHORT_NAMES, StoredModel, list_models
 from penstock.server.catalog import Catalog
 from penstock.server.common.fields import RequestBody
 from penstock.server.http.context import cancel_on_disconnect, json_response, read_body, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.model import ServedModel
-from penstock.server.observe.snapshot import describe_replica
+from penstock.server.observe.snapshot import describe_processes
 
 MAX_NAME_CHARS = 1_000
 MAX_STORED = 500  # models on disk, as listed
@@ -113,21 +110,12 @@ def _describe(catalog: Catalog, model: ServedModel, file_bytes: int | None) -> d
             "cache_bytes": facts.kv_cache_bytes,
             "cache_tokens": facts.kv_cache_tokens,
             "gpu_bytes": facts.gpu_bytes,
-            "resident_bytes": _resident_bytes([one.pid for one in engine.engines]),
+            "resident_bytes": sum(resident_bytes(one.pid) for one in engine.engines if one.pid is not None) or None,
             "load_s": round(facts.load_s, 3),
             "restarts": engine.num_restarts,
+            **describe_processes(engine),
         }
-        if len(engine.engines) > 1:
-            shown["replicas"] = [describe_replica(one) for one in engine.engines]
     return shown
-
-
-def _resident_bytes(pids: Sequence[int | None]) -> int | None:
-    """Return the memory that processes have of the machine; files that they map count too."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids if pid is not None)
-        return pages * os.sysconf("SC_PAGE_SIZE") or None
-    return None
 
 
 def _file_bytes(model: ServedModel) -> int | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from penstock.engine.messages import STEP_TOKENS
+from penstock.host.machine import resident_bytes
 from penstock.host.version import VERSION
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ class MachineCollector:
         yield config
         yield from _counters(engines)
         yield _steps(engines)
+        yield from _ranks(engines)
 
 
 def _memory(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
@@ -74,10 +74,24 @@ def _memory(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
     )
     pids = [(["api", "", ""], os.getpid()), *((["engine", *labels], engine.pid) for labels, engine in engines)]
     for labels, pid in pids:
-        with suppress(OSError, ValueError, IndexError):
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            gauge.add_metric(labels, pages * os.sysconf("SC_PAGE_SIZE"))
+        if pid is not None and (held := resident_bytes(pid)):
+            gauge.add_metric(labels, held)
     return gauge
+
+
+def _ranks(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Iterator[Metric]:
+    """Describe the processes of models that have several ranks."""
+    names = [*ENGINE_LABELS, "rank"]
+    up = GaugeMetricFamily("penstock:rank_up", "1 while a rank of a model's several sends heartbeats.", labels=names)
+    silence = GaugeMetricFamily("penstock:rank_silence_seconds", "Time since a rank's last heartbeat.", labels=names)
+    losses = CounterMetricFamily("penstock:rank_losses", "Ranks whose loss ended an engine.", labels=ENGINE_LABELS)
+    for labels, engine in engines:
+        for one in engine.ranks.facts:
+            up.add_metric([*labels, str(one.rank)], float(engine.ranks.is_up(one.rank)))
+            silence.add_metric([*labels, str(one.rank)], engine.ranks.measure_silence(one.rank))
+        if engine.ranks.facts:
+            losses.add_metric(labels, engine.ranks.num_losses)
+    yield from (up, silence, losses)
 
 
 def _counters(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Iterator[Metric]:

@@ -142,14 +142,17 @@ class Metrics:
     def count_end(self, model: str, finish_reason: str) -> None:
         self._ended.labels(model, finish_reason).inc()
 
+    def observe_first(self, model: str, seconds: float) -> None:
+        """Record the time to a first token, when that has come."""
+        self._histograms[TTFT].observe(model, max(0.0, seconds))
+
     def observe(self, model: str, generation: Generation) -> None:
         """Record the latencies and token counts of a finished request."""
         times, usage, trace = generation.times, generation.usage, generation.trace
         observed: dict[str, float] = {PROMPTS: usage.num_prompt, OUTPUTS: usage.num_output}
         if times.first_s is not None and times.end_s is not None:
             run_s = trace.run_s
-            observed |= {TTFT: times.first_s - times.begun_s, E2E: times.end_s - times.begun_s}
-            observed[DECODE] = times.end_s - times.first_s
+            observed |= {E2E: times.end_s - times.begun_s, DECODE: times.end_s - times.first_s}
             if usage.num_output > 1:
                 observed[PER_TOKEN] = observed[OLD_PER_TOKEN] = observed[DECODE] / (usage.num_output - 1)
             if run_s is not None:

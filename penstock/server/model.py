@@ -18,6 +18,7 @@ from penstock.api.defaults import Defaults, from_wire
 from penstock.engine.messages import Answer, Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
 from penstock.host.gguf_parts import model_files
+from penstock.host.session_records import SessionRecords
 from penstock.host.version import VERSION
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram
@@ -32,7 +33,7 @@ from penstock.text.intake import Intake, Prepared
 from penstock.text.prompt_encoder import Encoded, Messages, Prompt
 from penstock.text.tokenizers.decoding import TokenizerInfo
 from penstock.text.tokenizers.tokenizer import Tokenizer
-from penstock.types import Request, SamplingParams
+from penstock.types import BeamSearchParams, Request, SamplingParams
 
 IDS_PER_YIELD = 4096  # decoded before the event loop gets control
 MAX_CONCURRENT_PROMPTS = 64  # per request, in the tokenizer's processes
@@ -131,12 +132,16 @@ class ModelText:
             await asyncio.sleep(0)
         return "".join([*parts, stream.finish()])
 
-    def has_to_prepare(self, params: SamplingParams) -> bool:
+    def has_to_prepare(self, params: SamplingParams | BeamSearchParams) -> bool:
         """True if `prepare` waits for other processes or threads."""
+        if isinstance(params, BeamSearchParams):
+            return False
         return bool(params.bad_words) or params.structured_outputs is not None or params.has_dry
 
-    async def prepare(self, encoded: Encoded, params: SamplingParams, tenant: str = "") -> Prepared:
+    async def prepare(self, encoded: Encoded, params: SamplingParams | BeamSearchParams, tenant: str = "") -> Prepared:
         """Run what a request needs before it is queued: encode bad words, try the grammar."""
+        if isinstance(params, BeamSearchParams):
+            return Prepared()
         words = await self.service.encode_words(params.bad_words, tenant) if params.bad_words else ()
         asked, facts = params.structured_outputs, None
         if asked is not None:
@@ -179,6 +184,7 @@ class ServedModel:
         )
         self.admission = admission
         self.loras = LoraRegistry(self._ask, is_enabled=bool(options.get("enable_lora")))
+        self.sessions = SessionRecords(options.get("kv_offloading_path"))
         self.engine: Fleet | None = None
         self.path: Path | None = None
         self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of
@@ -347,7 +353,7 @@ class ServedModel:
     def make_request(
         self,
         encoded: Encoded,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         prepared: Prepared,
         *,
         priority: int = 0,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.config import DEFAULT
 from penstock.errors import InvalidConfig, PenstockError, quote
 from penstock.host.files import MIB, UnreadableFile, read_regular
 from penstock.host.interrupts import EXIT_BASE
@@ -200,9 +201,11 @@ class _Run:
     def _log_banner(self) -> None:
         model = self.catalog.default
         facts = model.facts
+        chosen = [(name, value, why) for name, value, why in facts.settings if why != DEFAULT]
         width = max(len(name) for name, _, _ in facts.settings)
-        for name, value, why in [*facts.settings, *([] if facts.is_encoder else facts.defaults)]:
+        for name, value, why in [*chosen, *([] if facts.is_encoder else facts.defaults)]:
             log.info("  %-*s %-10s %s", width, name, value, why)
+        log.info("  %d further settings have their defaults: /info lists them", len(facts.settings) - len(chosen))
         log.info(
             "%s: %s %s, %.0f MB, loaded in %.1f s, cache for %d tokens",
             model.name,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.errors import Busy
 from penstock.server.catalog import Catalog
-from penstock.server.common.fields import SamplingBody
+from penstock.server.common.fields import SamplingBody, name_slot
 from penstock.server.config import ServerConfig
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.generation import Generation
@@ -29,8 +29,8 @@ from penstock.server.observe.trace import CURRENT, Trace, stage
 from penstock.server.openai.logprobs import check_prompt_logprobs
 from penstock.text.intake import Prepared
 from penstock.text.prompt_encoder import Encoded
+from penstock.types import BeamSearchParams, SamplingParams
 from penstock.types import Request as EngineRequest
-from penstock.types import SamplingParams
 
 POLL_S = 0.05
 BATCH_PRIORITY = 1 << 30  # of batch requests: behind all others of their tenant
@@ -61,7 +61,7 @@ class Server:
         model: ServedModel,
         client: Client,
         body: SamplingBody,
-        prompts: Sequence[tuple[Encoded, SamplingParams]],
+        prompts: Sequence[tuple[Encoded, SamplingParams | BeamSearchParams]],
         *,
         pool: bool = False,
     ) -> Generation:
@@ -97,6 +97,8 @@ class Server:
         for flight in flights:
             flight.collector.engine_applied = model.facts.applied
         held = model.loras.hold(loras)
+        if any(request.beam for request in requests):
+            CURRENT_RELAY.set(None)  # beams come whole: there is nothing to go on with elsewhere
         if (relay := CURRENT_RELAY.get()) is not None:
             try:
                 await self._attach(relay, model, flights)
@@ -116,7 +118,7 @@ class Server:
         model: ServedModel,
         client: Client,
         body: SamplingBody,
-        prompts: Sequence[tuple[tuple[Encoded, SamplingParams], Prepared]],
+        prompts: Sequence[tuple[tuple[Encoded, SamplingParams | BeamSearchParams], Prepared]],
         pool: bool,
     ) -> list[EngineRequest]:
         requests = [
@@ -125,7 +127,7 @@ class Server:
                 params,
                 prepared,
                 priority=BATCH_PRIORITY if client.is_batch else body.priority,
-                salt=_make_salt(client.tenant, body.cache_salt or encoded.salt),
+                salt=make_salt(client.tenant, body.cache_salt or encoded.salt),
                 pool=pool,
                 tenant=client.tenant,
             )
@@ -188,13 +190,15 @@ class Server:
         await self.catalog.close()
 
 
-def _make_salt(tenant: str, salt: str) -> str:
+def make_salt(tenant: str, salt: str) -> str:
     """Scope prefix sharing to a tenant and its salt."""
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
 
 
 def _retain(request: EngineRequest, body: SamplingBody) -> EngineRequest:
     """Say how long the cache is to keep a request's prefix."""
-    if not (body.session or body.cache_priority):
+    slot = "" if body.id_slot is None or body.id_slot < 0 else name_slot(body.id_slot)
+    session = body.session or slot
+    if not (session or body.cache_priority):
         return request
-    return replace(request, session=body.session or "", session_s=body.session_ttl, cache_priority=body.cache_priority)
+    return replace(request, session=session, session_s=body.session_ttl, cache_priority=body.cache_priority)

@@ -17,7 +17,7 @@ from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
 from penstock.server.loras.registry import describe
 from penstock.server.model import ServedModel
-from penstock.server.observe.snapshot import describe_replica
+from penstock.server.observe.snapshot import describe_processes
 
 
 async def live(request: Request) -> Response:
@@ -111,13 +111,13 @@ async def info(request: Request) -> Response:
             facts = one.facts
             entry |= {
                 **_list_public_facts(one),
-                "path": str(one.path),
+                "path": None if one.path is None else str(one.path),
                 "num_bytes": facts.num_bytes,
                 "kv_cache_bytes": facts.kv_cache_bytes,
                 "load_s": facts.load_s,
                 "pid": one.running.pid,
                 "num_restarts": one.running.num_restarts,
-                **_list_replicas(one),
+                **describe_processes(one.running),
                 "stats": one.running.stats,
                 "loras": [describe(lora) for lora in one.loras],
                 "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings],
@@ -127,11 +127,6 @@ async def info(request: Request) -> Response:
             }
         shown.append(entry)
     return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
-
-
-def _list_replicas(model: ServedModel) -> dict[str, Any]:
-    engines = model.running.engines
-    return {"replicas": [describe_replica(engine) for engine in engines]} if len(engines) > 1 else {}
 
 
 def _list_public_facts(model: ServedModel) -> dict[str, Any]:
@@ -171,6 +166,7 @@ async def list_running(request: Request) -> Response:
 
 async def reset_prefix_cache(request: Request) -> Response:
     for one in server_of(request).catalog:
+        one.sessions.forget()
         if one.engine is not None:
             one.engine.forget_prefixes()
     return json_response({"status": "ok"})

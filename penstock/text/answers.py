@@ -151,7 +151,7 @@ class AnswerBuilder:
         self.score = 0.0
         self.so_far = CompletionOutput(
             index,
-            logprobs=None if sampling.logprobs is None else [],
+            logprobs=None if sampling.logprobs is None and not sampling.logprob_token_ids else [],
             relaxed=request.grammar.relaxed if request.grammar else (),
         )
         self._texts: list[str] = []

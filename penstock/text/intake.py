@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import InvalidRequest, PromptTooLong, quote
 from penstock.text.prompt_encoder import Encoded, PromptEncoder
 from penstock.types import BeamSearchParams, GrammarFacts, Request, SamplingParams, StructuredOutputsParams
+from penstock.types.sampling import RIGHT
 
 if TYPE_CHECKING:
     from penstock.sampling.grammar.compiler import CompiledGrammar
@@ -71,6 +72,7 @@ class Intake(PromptEncoder):
         if sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids with skip_tokenizer_init=True")
         self.check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        self.check_ids("logprob_token_ids", sampling.logprob_token_ids or ())
         self.check_ids("logit_bias", sampling.logit_bias or ())
         if type(priority) is not int:
             raise InvalidRequest(f"priority={quote(priority)} is not an integer: give one; lower runs first")
@@ -97,6 +99,9 @@ class Intake(PromptEncoder):
             grammar=prepared.grammar,
             loras=encoded.loras,
             priority=priority,
+            cache_priority=sampling.cache_priority,
+            session=sampling.session or "",
+            session_s=sampling.session_ttl if sampling.session else 0.0,
             salt=encoded.salt,
             num_public=num_public,
             tenant=tenant,
@@ -139,7 +144,8 @@ class Intake(PromptEncoder):
     def _cut(self, tokens: Sequence[int], sampling: SamplingParams) -> Sequence[int]:
         """Keep the end of a prompt that may be truncated; refuse one that is too long otherwise."""
         if sampling.truncate_prompt_tokens is not None:
-            tokens = tokens[-sampling.truncate_prompt_tokens :]
+            most = sampling.truncate_prompt_tokens
+            tokens = tokens[:most] if sampling.truncation_side == RIGHT else tokens[-most:]
         if len(tokens) > self.max_model_len:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
         return tokens

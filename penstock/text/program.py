@@ -142,6 +142,8 @@ class LocalProgram:
             length *= 2
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self.vocabulary.matcher is not None:
+            return self.vocabulary.matcher.find_ids(self.backend, text)
         # unlike `encode`, this releases the GIL
         found = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(found[0].ids)

@@ -34,6 +34,8 @@ MAX_DRY_LENGTH = 256  # longer repetitions count as this long
 MAX_LOOKBACK = 1 << 15  # tokens searched for repetitions
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40
+MAX_SESSION_CHARS = 128
+MAX_SESSION_S = 86400
 MAX_FLOAT = sys.float_info.max
 TINY = math.ulp(0.0)  # the smallest float above 0
 
@@ -55,6 +57,7 @@ NUMBERS: dict[str, tuple[float, float, str]] = {
     "dynatemp_exponent": (0, 1e6, "0 to 1e6"),
     "mirostat_tau": (0, 1e6, "0 to 1e6"),
     "mirostat_eta": (0, 1, "0 to 1"),
+    "session_ttl": (TINY, MAX_SESSION_S, f"over 0 and at most {MAX_SESSION_S} seconds"),
 }
 COUNTS: dict[str, tuple[float, float, str]] = {
     "n": (1, MAX_SIBLINGS, f"1 to {MAX_SIBLINGS}"),
@@ -71,7 +74,9 @@ COUNTS: dict[str, tuple[float, float, str]] = {
     "dry_penalty_last_n": (-1, math.inf, "-1 (all) or 0 (off) or 1 or more"),
     "dry_allowed_length": (0, MAX_DRY_LENGTH, f"0 to {MAX_DRY_LENGTH}"),
     "mirostat": (0, 2, "0 (off), 1 or 2"),
+    "cache_priority": (0, 100, "0 to 100"),
 }
+LEFT, RIGHT = SIDES = ("left", "right")
 OPTIONAL = frozenset("best_of logprobs max_tokens prompt_logprobs repeat_last_n seed thinking_token_budget".split()) | {
     "truncate_prompt_tokens"
 }
@@ -113,9 +118,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Seq[int] | None = None  # report these instead of the likeliest tokens
     detokenize: bool = True
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = LEFT  # of a prompt that is cut: the left loses its beginning, the right its end
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None  # tokens of reasoning before it is closed; -1 or None: unlimited
     guided_decoding: StructuredOutputsParams | None = None  # vLLM's older name of structured_outputs; None afterwards
@@ -124,6 +131,9 @@ class SamplingParams:
     speculation: SpeculationParams | bool | None = (
         None  # a dict limits drafts, False is none, None as the engine is set
     )
+    session: str | None = None  # a name: prefix and answer stay in the cache, evicted after all else
+    session_ttl: float = 600.0  # seconds after the answer until that ends
+    cache_priority: int = 0  # prefixes of a lower one are evicted first
     # From here on: llama-server's names, defaults and meanings.
     repeat_last_n: int | None = None  # tokens that penalties look back on; None or -1: all, 0: no penalties
     dry_multiplier: float = 0.0  # 0: off
@@ -187,6 +197,10 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(isinstance(self.output_kind, RequestOutputKind), "output_kind", self.output_kind, "a RequestOutputKind")
+        meant = f"a name of 1 to {MAX_SESSION_CHARS} characters, or None"
+        is_name = isinstance(self.session, str) and 0 < len(self.session) <= MAX_SESSION_CHARS
+        require(self.session is None or is_name, "session", self.session, meant)
+        require(self.truncation_side in SIDES, "truncation_side", self.truncation_side, " or ".join(SIDES))
         self._check_structure()
         self._check_lists()
         object.__setattr__(self, "speculation", read_speculation(self.speculation))
@@ -215,6 +229,10 @@ class SamplingParams:
         allowed = read_ids("allowed_token_ids", self.allowed_token_ids)
         require(allowed is None or len(allowed) > 0, "allowed_token_ids", [], "None or at least one token id")
         object.__setattr__(self, "allowed_token_ids", allowed)
+        listed = read_ids("logprob_token_ids", self.logprob_token_ids)
+        fits = listed is None or len(listed) <= MAX_LOGPROBS
+        require(fits, "logprob_token_ids", listed, f"None or at most {MAX_LOGPROBS} token ids")
+        object.__setattr__(self, "logprob_token_ids", listed or None)
         limits = {"bad_words": sys.maxsize, "stop": MAX_STOP_STRINGS, "dry_sequence_breakers": MAX_BREAKERS}
         for name, most in limits.items():
             strings = read_strings(name, getattr(self, name))

@@ -77,7 +77,6 @@ PORTED: Ported = {
     "flat_logprobs": ((False,), "logprobs are a dict per position"),
     "extra_args": ((None, {}), "there are no plugins that read it"),
     "stream_interval": ((None, 1), "each output has what one step made"),
-    "logprob_token_ids": ((None, []), "give logprobs, the number of the likeliest tokens"),
     "repetition_detection": ((None,), "give dry_multiplier or repetition_penalty against repetitions"),
     "routed_experts_prompt_start": ((0,), "the choice of experts is not reported"),
     "trace_decode_token_ids": ((None, []), "answers are sampled"),

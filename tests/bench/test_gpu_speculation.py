@@ -10,7 +10,7 @@ import pytest
 from bench import gpu_speculation
 from bench.cycle import LENGTH, next_tokens
 from bench.gpu_sets import SHAPES
-from bench.gpu_speculation import NUM_SCRIPTED, Pair, draft_scripted, main, make_prompts
+from bench.gpu_speculation import NUM_SCRIPTED, Pair, draft_from_script, main, make_prompts
 from tests.bench.test_gpu import OPTIONS, TINY
 from tests.same_tokens.roads import Always
 
@@ -46,7 +46,7 @@ def test_each_kind_accepts_what_it_should(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_drafts_of_the_script_are_right_as_often_as_they_should() -> None:
-    drafts = [draft_scripted(list(range(length))) for length in range(1, 2000)]
+    drafts = [draft_from_script(list(range(length))) for length in range(1, 2000)]
     right = [
         token == due
         for length, draft in enumerate(drafts, 1)

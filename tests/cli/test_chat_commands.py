@@ -82,6 +82,16 @@ def test_a_session_of_commands(chat_model: str, tmp_path: Path) -> None:
     assert [(one["role"], one["content"]) for one in said][:2] == [("system", "Be brief."), ("user", "hello")]
 
 
+def test_settings_are_shown_as_they_are_typed() -> None:
+    from penstock.types import SamplingParams
+
+    shown = {name: settings.describe_setting(name, {}, SamplingParams()) for name in settings.KINDS}
+    assert not {"None", "True", "False", "[]"} & set(shown.values())
+    assert shown["ignore_eos"] == "off" and shown["stop"] == "none" and shown["thinking_token_budget"] == "not set"
+    assert settings.describe_setting("ignore_eos", {"ignore_eos": True}, None) == "on (set here)"
+    assert not any("[default" in note for note in settings.NOTES.values())
+
+
 def test_what_is_a_command() -> None:
     assert split("/save a b ") == ("/save", "a b") and split("/?") == ("/help", "")
     assert split("/etc/hosts?") is None and split("/clear\nit") is None and split("hello") is None

@@ -103,3 +103,19 @@ def test_a_terminal_that_cannot_draw(chat_model: str, terminal: Callable[..., An
     chat.expect(">>> ")
     chat.type("/bye\n")
     assert chat.status() == 0 and "\x1b" not in chat.raw
+
+
+def test_the_next_block_has_the_width_that_the_window_has_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    with MarkdownStream() as out:
+        out.write("word " * 40 + "\n\n")
+        out.write("next\n\n")  # the first block is whole
+        out._next_s = 0.0
+        monkeypatch.setenv("COLUMNS", "30")
+        out.write("more\n\n")
+        out._next_s = 0.0
+        out.write("word " * 40)
+    widths = [len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) for line in capsys.readouterr().out.split("\n")]
+    assert 60 < max(widths) <= 70 and 20 < max(widths[-10:]) <= 30

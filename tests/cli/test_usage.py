@@ -83,11 +83,11 @@ def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.Captur
         assert (f"--{option.name.replace('_', '-')}" in text) == (option.name not in left_out), option.name
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "serve", "perplexity"])
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "perplexity", "run-batch"])
 def test_help_is_short_and_help_all_explains(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for width, most in ((80, 70), (120, 58)):
+    for width, most in ((80, 52), (120, 46)):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main([command, "--help"]) == 0
         short = capsys.readouterr().out
@@ -95,6 +95,7 @@ def test_help_is_short_and_help_all_explains(
     assert "tokens per KV cache block" not in short
     assert main([command, "--help-all"]) == 0
     whole = capsys.readouterr().out
+    assert "list[" not in short + whole, "a type of Python's is no help"
     assert "tokens per KV cache block" in whole and "--swap-space" not in whole, "vLLM's own flags stay hidden"
 
 
@@ -149,6 +150,12 @@ def test_wrong_usage_is_two(arguments: list[str], capsys: pytest.CaptureFixture[
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.endswith("--help)\n") and err.count("\n") == 1
+
+
+def test_serving_two_models_by_position_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "smollm2", "gemma3-270m"]) == 2
+    error = capsys.readouterr().err
+    assert "(gemma3-270m): name each further model with --model" in error and error.count("\n") == 1
 
 
 def failing(tmp_path: Path) -> list[tuple[list[str], str]]:

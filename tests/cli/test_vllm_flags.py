@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 
 from penstock.cli import main
 from penstock.commands.flags.config_file import VllmFlags
+from penstock.config import EngineConfig
 
 TAKEN = [
     "--tensor-parallel-size",
     "1",
     "--trust-remote-code",
     "--disable-log-requests",
+    "--enable-prompt-tokens-details",
     "--enable-auto-tool-choice",
     "--dtype",
     "half",
@@ -22,7 +25,7 @@ TAKEN = [
     "4",
     "--enable-chunked-prefill",
     "--no-enable-lora",
-    "--max-num-seqs",
+    "--max_num_seqs",
     "8",
     "--distributed-executor-backend",
     "mp",
@@ -34,8 +37,8 @@ TAKEN = [
     "embed",
     "--hf-overrides",
     "{}",
-    "--structured-outputs-config",
-    '{"backend": "xgrammar"}',
+    "--structured-outputs-config.backend",
+    "xgrammar",
 ]
 
 
@@ -71,6 +74,12 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
         (["--hf-overrides", "{"], "hf_overrides='{' is not valid JSON"),
         (["--hf-overrides", '{"a": 1}'], "change config.json"),
         (["--tensor-paralel-size", "1"], "No such option"),
+        (["--max_num_seq", "1"], "No such option"),
+        (["--speculative-config.method", "hydra"], "'hydra' is unknown"),
+        (["--speculative-config.method"], "give --speculative-config.method VALUE"),
+        (["--speculative-config..method", "x"], "is no flag"),
+        (["--speculative-config", "auto", "--speculative-config.method", "ngram"], "exclude each other"),
+        (["--root-path", "llm"], "give a path such as /llm"),
         (["--dtype", "quarter"], "dtype='quarter' is unknown"),
     ],
 )
@@ -85,6 +94,17 @@ def test_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["serve", "--help"])
     shown = capsys.readouterr().out.split()
     assert "--port" in shown and not {f"--{field.name.replace('_', '-')}" for field in fields(VllmFlags)} & set(shown)
+
+
+def test_nested_values_make_one_object(served: list[Any]) -> None:
+    nested = ["--speculative_config.method=ngram", "--speculative-config.prompt-lookup-max", "4"]
+    assert main(["serve", "smollm2", "--speculative-config", '{"prompt_lookup_min": 2}', *nested]) == 0
+    wanted = {"prompt_lookup_min": 2, "method": "ngram", "prompt_lookup_max": 4}
+    assert json.loads(served[0][1]["speculative_config"]) == wanted
+
+
+def test_few_adapters_in_memory_are_few_in_a_step() -> None:
+    assert EngineConfig.from_options(enable_lora=True, max_cpu_loras=2).max_loras == 2
 
 
 def test_in_a_file(served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

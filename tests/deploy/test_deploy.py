@@ -15,6 +15,7 @@ import yaml
 
 from penstock.cli import app
 from tests.deploy.chart import evaluate, render, render_text
+from tests.deploy.raycluster import RAY_CLUSTER
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/penstock"
@@ -168,6 +169,58 @@ def test_the_ranks_of_two_machines() -> None:
     schemas = pytest.importorskip("kubernetes_validate", reason="install kubernetes-validate for Kubernetes' schemas")
     for document in documents:
         schemas.validate(document, schemas.latest_version(), strict=True)
+
+
+def find_kuberay() -> dict[str, dict[str, Any]]:
+    return by_kind(list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())))
+
+
+def test_the_ray_cluster_has_a_machine_for_each_rank() -> None:
+    kinds = find_kuberay()
+    cluster = kinds["RayCluster"]
+    head, (workers,) = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    (container,) = head["template"]["spec"]["containers"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    script = " ".join(container["args"]).replace("\\\n", " ")
+    command = re.search(r"penstock serve (.*) &", script)
+    assert command is not None
+    check_flags(command[1].split())
+    flags = dict(one.split("=") for one in command[1].split()[1:])
+    assert int(flags["--pipeline-parallel-size"]) == 1 + workers["replicas"] == 1 + workers["maxReplicas"]
+    assert flags["--threads"] == worker["resources"]["limits"]["cpu"], "a worker has room for one rank"
+    assert head["template"]["spec"]["terminationGracePeriodSeconds"] > int(flags["--shutdown-timeout"])
+    assert cluster["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
+    assert "$KUBERAY_GEN_RAY_START_CMD" in script and "$KUBERAY_GEN_RAY_START_CMD" in worker["args"][0]
+    for pod in (container, worker):  # else KubeRay adds probes that need wget and Ray's dashboard
+        assert pod["livenessProbe"] and pod["readinessProbe"]
+        assert "PENSTOCK_DISTRIBUTED_SECRET" in {variable["name"] for variable in pod["env"]}
+    assert workers["rayStartParams"]["node-manager-port"] == str(worker["livenessProbe"]["tcpSocket"]["port"])
+    assert kinds["Service"]["spec"]["selector"] == {
+        "ray.io/cluster": cluster["metadata"]["name"],
+        "ray.io/node-type": "head",
+    }
+
+
+def test_the_ray_cluster_fits_the_schemas() -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="install kubernetes-validate for Kubernetes' schemas")
+    import jsonschema
+
+    kinds = find_kuberay()
+    cluster = kinds.pop("RayCluster")
+    for document in kinds.values():
+        schemas.validate(document, schemas.latest_version(), strict=True)
+    jsonschema.validate(cluster, RAY_CLUSTER)
+    for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, "spec": group["template"]["spec"]}
+        schemas.validate(pod, schemas.latest_version(), strict=True)
+    for name in ("template", "groupName", "minReplicas", "maxReplicas"):
+        broken = json.loads(json.dumps(cluster))
+        del broken["spec"]["workerGroupSpecs"][0][name]
+        with pytest.raises(jsonschema.ValidationError, match=name):
+            jsonschema.validate(broken, RAY_CLUSTER)
+    broken = json.loads(json.dumps(cluster).replace('"rayStartParams"', '"rayStartParameters"'))
+    with pytest.raises(jsonschema.ValidationError, match="rayStartParameters"):
+        jsonschema.validate(broken, RAY_CLUSTER)
 
 
 def test_the_compose_file(tmp_path: Path) -> None:

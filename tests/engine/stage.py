@@ -98,7 +98,7 @@ class Stage:
         """A prompt of so many tokens that share nothing, or these tokens. Fields of Request and of SamplingParams."""
         self.num_added += 1
         tokens = prompt if isinstance(prompt, list) else [1000 * self.num_added + i for i in range(prompt)]
-        names = SamplingParams.__dataclass_fields__.keys() - {"seed", "bad_words"}
+        names = SamplingParams.__dataclass_fields__.keys() - {"seed", "bad_words", "session", "cache_priority"}
         sampling = {name: options.pop(name) for name in list(options) if name in names}
         options.setdefault("id", f"r{self.num_added}")
         options.setdefault("seed", self.num_added)

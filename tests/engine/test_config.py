@@ -44,7 +44,7 @@ def test_a_cpu_is_always_deterministic() -> None:
 
 def test_nothing_is_left_open() -> None:
     open_by_nature = {"tokenizer", "chat_template", "revision", "quantization", "override_generation_config"}
-    open_by_nature |= {"kv_offloading_path", "max_cpu_loras"}
+    open_by_nature |= {"kv_offloading_path", "max_cpu_loras", "kv_cache_dtype_skip_layers"}
     machines = {"distributed_secret_file", *(f"distributed_tls_{name}" for name in ("certfile", "keyfile", "ca"))}
     measured = {"ttft_slo_ms", "tpot_slo_ms"}
     assert {

@@ -120,7 +120,7 @@ def test_a_saved_session_is_in_the_store_at_once() -> None:
     stage.step(2)
     store.kept.clear()
     answer = stage.engine.control(SaveSession("", "s"))
-    assert answer.values == {"num_positions": 32} and len(store.kept) == 8
+    assert answer.values == {"num_positions": 32, "tokens": TEXT, "loras": [], "salt": ""} and len(store.kept) == 8
     stage.run()
     without, _ = make()
     assert without.engine.control(SaveSession("", "s")).values == {"num_positions": 0}

@@ -53,7 +53,7 @@ GGUF_SEEDS: dict[str, tuple[str, Kind, str]] = {
     "bloom": ("bloom", Kind.Q4_0, ""),
     "starcoder2": ("starcoder2", Kind.BF16, ""),
     "olmo2": ("olmo2", Kind.Q8_0, ""),
-    "granite": ("granite", Kind.F32, ""),
+    "granite": ("granite", Kind.F32, "rwkv"),
 }
 FOLDER_SEEDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", SMALL),
@@ -123,7 +123,7 @@ def _small(model: str) -> dict[str, Any]:
 
 
 def _tokenizer(kind: str) -> dict[str, tuple[Any, ...]]:
-    """A vocabulary of 40 tokens: byte-level pairs, or SentencePiece with scores."""
+    """A vocabulary of 40 tokens: byte-level pairs, escaped bytes, or SentencePiece with scores."""
     if not kind:
         return {}
     special = ["<unk>", "<|im_start|>", "<|im_end|>"]
@@ -143,6 +143,28 @@ def _tokenizer(kind: str) -> dict[str, tuple[Any, ...]]:
             "tokenizer.ggml.tokens": (tokens, Value.ARRAY, Value.STRING),
             "tokenizer.ggml.token_type": ([3] * 3 + [1] * 37, Value.ARRAY, Value.INT32),
             "tokenizer.ggml.merges": (merges, Value.ARRAY, Value.STRING),
+        }
+    if kind == "rwkv":
+        tokens = [
+            *special,
+            *letters,
+            " ",
+            "\\n",
+            "\\x00",
+            "\\xff",
+            "\\\\",
+            "ab",
+            "abc",
+            " a",
+            "\\n\\n",
+            "\\t",
+            "é",
+            "cd",
+            "x\\r",
+        ]
+        return shared | {
+            "tokenizer.ggml.tokens": (tokens, Value.ARRAY, Value.STRING),
+            "tokenizer.ggml.token_type": ([3] * 3 + [1] * 37, Value.ARRAY, Value.INT32),
         }
     tokens = [*special, *letters, "▁", "ab", "▁a", "abc", "cd", "<0x0A>", "<0x41>", "ef", "gh", "ij", "kl", "mn", "op"]
     return shared | {

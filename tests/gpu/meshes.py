@@ -27,7 +27,7 @@ def nccl_in_a_graph(exact: bool) -> None:
     x, weight = torch.randn(4, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
 
     def step() -> torch.Tensor:
-        return mesh.reduce(mesh.gather(mesh.gather(x) @ weight, (64,)))
+        return mesh.all_reduce(mesh.all_gather(mesh.all_gather(x) @ weight, (64,)))
 
     require(torch.equal(step(), x @ weight), "the exchanges of one rank change its values")
     side = torch.cuda.Stream()
@@ -42,5 +42,4 @@ def nccl_in_a_graph(exact: bool) -> None:
         graph.replay()
         torch.cuda.synchronize()
         require(torch.equal(result, x @ weight), "a replayed step gives something else")
-    require(torch.equal(mesh.broadcast(x.clone()), x), "a broadcast of one rank changes its values")
     mesh.close()

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.api.worker import Task, _first_line
+from penstock.api.worker import Task
 from penstock.engine.ipc import Heartbeat, Wire
 from penstock.engine.messages import Abort, Add, Deltas, Failed, Ready, Stop
+from penstock.host.parent import read_first_line
 from penstock.types import Delta
 
 DEATH, LATE_DEATH, STUMBLE, HANG, MUTE = 310, 311, 312, 313, 314  # tokens of a prompt
@@ -73,14 +74,14 @@ def load(wire: Wire, options: dict[str, object], folder: Path) -> None:
 
 
 def main() -> None:
-    task = msgspec.json.decode(_first_line(), type=Task)
+    task = msgspec.json.decode(read_first_line(), type=Task)
     options, folder = task.options, Path(task.options["folder"])
-    wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
-    pulse.start()
+    wire, heartbeat = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
+    heartbeat.start()
     load(wire, options, folder)
     rows = int(options.get("rows", 4))
     wire.send(Ready([], {}, 320, 8, 4096, 4096, rows, 0, 0, False, "none", "Scripted", 0.0))
-    pulse.tell(lambda: {"num_running": 0.0})
+    heartbeat.tell(lambda: {"num_running": 0.0})
     waiting: list[Sequence] = []
     running: list[Sequence] = []
     with open(folder / "begun", "a", buffering=1) as begun:
@@ -101,10 +102,10 @@ def main() -> None:
                         ]
             while waiting and len(running) < rows:
                 running.append(waiting.pop(0))
-            pulse.begun = time.monotonic()
+            heartbeat.begun = time.monotonic()
             deltas = [delta for one in running if (delta := one.step()) is not None]
             time.sleep(float(options.get("step_s", 0.002)))
-            pulse.begun = None
+            heartbeat.begun = None
             running = [one for one in running if one.num_tokens < one.request.max_tokens]
             if deltas:
                 wire.send(Deltas(deltas))

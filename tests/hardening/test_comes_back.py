@@ -291,7 +291,7 @@ def test_the_culprit_among_many_is_found_in_few_deaths() -> None:
             if guilty not in group:
                 for part in group:
                     part.num_tokens = SOLID_TOKENS
-                    quarantine.clear_if_progressed(part)
+                    quarantine.clear_after_progress(part)
         for part in present:
             part.num_tokens = 0
         num_deaths += 1

@@ -196,6 +196,11 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "mirostat": [*COUNTS, 3, None],
     "mirostat_tau": [*NUMBERS, -1],
     "mirostat_eta": [*NUMBERS, -1],
+    "truncation_side": ["top", 1, None],
+    "logprob_token_ids": ["x", [-1], [True]],
+    "session": [5, "", "x" * 129],
+    "session_ttl": [*NUMBERS, 0, 86401],
+    "cache_priority": [*COUNTS, -1, 101],
     "dry_sequence_breakers": [5, [5], [""], b"x"],
     "speculation": [True, 5, "ngram", [1], {"method": "x"}, {"num_speculative_tokens": 0}],
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.commands.flags.command import spread_modules
+from penstock.commands.flags.spelling import spread_modules
 from penstock.engine.executor import Answer, DropLora, LoadLora
 from penstock.errors import InvalidConfig, InvalidModel, InvalidRequest
 from penstock.server.loras.modules import LoraModule, parse_modules

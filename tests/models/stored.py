@@ -33,7 +33,7 @@ class Stored:
     def read_ggml(self, name: str) -> None:
         return None
 
-    def read_coded(self, name: str) -> None:
+    def read_codes(self, name: str) -> None:
         return None
 
     def is_packed(self, name: str) -> bool:

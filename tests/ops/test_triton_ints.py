@@ -22,6 +22,7 @@ from penstock.ops.matmul.int_product import (  # noqa: E402
 )
 from penstock.ops.matmul.int_rows import int_rows  # noqa: E402
 from penstock.ops.triton import tuning  # noqa: E402
+from penstock.ops.triton.matmul import int_gemv  # noqa: E402
 from penstock.ops.triton.matmul import int_product as bodies  # noqa: E402
 from penstock.ops.triton.matmul.int_rows import dequantize  # noqa: E402
 from penstock.ops.triton.tuning import INT_TILE_ROWS, MAX_INT_TILE_ROWS  # noqa: E402
@@ -196,7 +197,7 @@ def test_one_row(bits: int, width: int, num_out: int, gated: bool) -> None:
 @pytest.mark.parametrize("width", [64, 1056])
 def test_one_row_and_several_outputs_a_program(bits: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of inputs, and several."""
-    monkeypatch.setattr(bodies, "int_gemv_shape", lambda num_units, num_out: (4, 8))
+    monkeypatch.setattr(int_gemv, "int_gemv_shape", lambda num_units, num_out: (4, 8))
     product_of(bits, 1, width, 26, torch.bfloat16, gated=True, activation="gelu", bias=True, normed=True)
     product_of(bits, 1, width, 13, torch.float32, activation="relu2", residual=True)
 
@@ -241,7 +242,7 @@ def test_all_rows_are_exact(bits: int) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3, MAX_INT_TILE_ROWS + 1])
 def test_scales_as_files_have_them(bits: int, sets: int, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of inputs, and several; a pair that is half padding."""
-    monkeypatch.setattr(bodies, "int_gemv_shape", lambda num_units, num_out: (4, 8))
+    monkeypatch.setattr(int_gemv, "int_gemv_shape", lambda num_units, num_out: (4, 8))
     product_of(bits, num_rows, 480, 26, HALF, gated=True, activation="gelu", bias=True, normed=True, sets=sets)
     product_of(bits, num_rows, 64, 13, torch.float32, residual=True, sets=sets)
 

@@ -193,6 +193,48 @@ def test_models_are_loaded_and_unloaded(served: RunningServer, tab: LiveTab) -> 
     assert tab.complaints.pop().startswith("Failed to load resource")  # the refused pull
 
 
+def test_a_pull_goes_on_while_another_view_is_open(served: RunningServer, tab: LiveTab) -> None:
+    held: list[Any] = []
+    tab.page.route("**/api/pull", lambda route: held.append(route))
+    tab.open(f"{served.url}/#/models", **ROOT)
+    tab.wait("document.querySelector('.pull input')")
+    tab.run("document.querySelector('.pull input').value = 'org/model'")
+    tab.click(".pull button")
+    tab.wait("document.querySelector('.pull button').disabled && document.querySelector('progress:not([hidden])')")
+    tab.run("location.hash = '#/requests'")
+    tab.wait("document.querySelector('input[type=search]')")
+    tab.run("location.hash = '#/models'")
+    tab.wait("document.querySelector('.pull progress:not([hidden])')")
+    assert tab.run("document.querySelector('.pull input').value") == "org/model"
+    assert tab.run("document.querySelector('.pull button').disabled")
+    tab.run("location.hash = '#/requests'")
+    tab.wait("document.querySelector('input[type=search]')")
+    lines = [{"status": "pulling model", "completed": 5, "total": 10}, {"status": "success"}]
+    held[0].fulfill(content_type="application/x-ndjson", body="".join(json.dumps(line) + "\n" for line in lines))
+    tab.wait("[...document.querySelectorAll('.toast')].some((one) => one.innerText.includes('org/model is here'))")
+    tab.run("location.hash = '#/models'")
+    tab.wait("document.querySelector('.pull progress[hidden]') && !document.querySelector('.pull button').disabled")
+
+
+def test_replicas_are_shown_with_their_roles(tab: LiveTab, tmp_path: Path) -> None:
+    tiny.write_config(tmp_path / "tiny", vocab_size=320, max_position_embeddings=4096)
+    tiny.write_tokenizer(tmp_path / "tiny")
+    arguments = ["--load-format", "dummy", "--threads", "1", "--kv-cache-tokens", "8192"]
+    roles = ["--role", "prefill", "--role", "decode", "--kv-offloading-path", str(tmp_path / "store")]
+    with RunningServer(str(tmp_path / "tiny"), *arguments, *roles) as running:
+        tab.open(f"{running.url}/#/live")
+        tab.wait("document.querySelectorAll('.replica').length === 2")
+        with load(running, 2, max_tokens=3000):
+            tab.wait("document.querySelector('td:has(.state-decode)')?.innerText.includes('replica 1')")
+            tab.wait("document.querySelectorAll('.replica')[1].innerText.includes('2 answers')")
+            picture(tab, "replicas")
+        first, second = tab.run("[...document.querySelectorAll('.replica')].map((one) => one.innerText)")
+        assert first.startswith("Replica 0") and "computes prompts" in first and "of its blocks used" in first
+        assert "answers" in second
+        tab.page.goto("about:blank")
+        tab.complaints.clear()
+
+
 def test_without_the_admin_key_it_is_asked_for(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/models", api="two")
     tab.wait("document.querySelector('dialog[open] input')")
@@ -219,3 +261,24 @@ def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> Non
     tab.wait("document.querySelector('input[type=search]')")
     tab.page.goto("about:blank")  # else it goes on asking, and the browser complains of each refusal
     tab.complaints.clear()
+
+
+def test_ranks_have_a_row_each(chromium: str, tab: LiveTab, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny.write_config(folder / "tiny", vocab_size=320, max_position_embeddings=1024)
+    tiny.write_tokenizer(folder / "tiny")
+    arguments = ["--load-format", "dummy", "--threads", "1", "-pp", "2", "--admin-key", "root"]
+    with RunningServer(str(folder / "tiny"), *arguments) as running:
+        ranks = httpx.get(f"{running.url}/info", headers={"x-api-key": "root"}).json()["models"][0]["ranks"]
+        tab.open(f"{running.url}/#/live", **ROOT)
+        rows = "document.querySelectorAll('.ranks tbody tr')"
+        tab.wait(f"{rows}.length === 2 && [...{rows}].every((row) => row.innerText.includes('up'))")
+        shown = tab.text(".ranks")
+        assert all(f"{one['pid']} on {one['node']}" in shown for one in ranks)
+        picture(tab, "ranks")
+        os.kill(ranks[1]["pid"], signal.SIGKILL)
+        tab.wait("document.querySelector('.ranks').innerText.includes('the engine was back at')")
+        assert f"rank 1 (process {ranks[1]['pid']}" in tab.text(".ranks")
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=60).json()
+        tab.open(f"{running.url}/#/requests/{answer['id']}", **ROOT)
+        tab.wait("document.body.innerText.includes('rank 1: layers 0 to 0')")

@@ -63,12 +63,12 @@ def make_checkpoint(config: dict[str, Any], shapes: Shapes) -> Stored:
     return Stored(config, tensors)
 
 
-def load(mesh: Mesh, config: dict[str, Any], by: str, experts_whole: bool = False, **options: Any) -> Decoder:
+def load(mesh: Mesh, config: dict[str, Any], by: str, expert_parallel: bool = False, **options: Any) -> Decoder:
     """Load a rank's part of a tiny model; all of it on a mesh of one."""
     spec = make_spec(config)
     checkpoint = make_checkpoint(config, spec.parameters())
     if mesh.size > 1:
-        spec, _ = shard(spec, mesh.rank, mesh.size, by, experts_whole)  # type: ignore[arg-type]
+        spec, _ = shard(spec, mesh.rank, mesh.size, by, expert_parallel)  # type: ignore[arg-type]
     model = load_lowered(checkpoint, spec, mesh=mesh, **options)
     assert isinstance(model, Decoder)
     return model

@@ -50,10 +50,10 @@ MAX_ERROR = 1e-5  # by inputs, of the first token's logits
 
 def check(group: Group, config: dict[str, Any], size: int, whole: bool, checks_ends: bool = False) -> None:
     expected = answer(OneRank(), config)
-    for found in group.run(size, answer, config=config, experts_whole=whole, checks_ends=checks_ends):
+    for found in group.run(size, answer, config=config, expert_parallel=whole, checks_ends=checks_ends):
         assert same_bits(found, expected)
-    summed = group.run(size, answer, config=config, by="in", experts_whole=whole)
-    again = group.run(size, answer, config=config, by="in", experts_whole=whole)
+    summed = group.run(size, answer, config=config, by="in", expert_parallel=whole)
+    again = group.run(size, answer, config=config, by="in", expert_parallel=whole)
     assert all(same_bits(each, summed[0]) for each in summed + again)
     for found, wanted in zip(summed[0]["logits"], expected["logits"]):
         assert np.abs(found[0] - wanted[0]).max() <= MAX_ERROR * np.abs(wanted).max()

@@ -55,7 +55,7 @@ def test_lost_rank_that_shares_layers(talker: str, number: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_rank_loses_no_token(staged: RunningServer, undisturbed: list[Said], number: int) -> None:
-    """A stopped rank sends no pulse, and the engine that waits for it ends."""
+    """A stopped rank sends no heartbeat, and the engine that waits for it ends."""
     lose_rank(staged, undisturbed, number)
 
 
@@ -99,7 +99,7 @@ def test_lost_rank_ends_a_script_clearly(tmp_path_factory: pytest.TempPathFactor
     model = tiny_model(tmp_path_factory.mktemp("lost"), "LlamaForCausalLM")
     with tiny_llm(model, pipeline_parallel_size=2) as llm:
         executor: Any = llm.service.engine.executor
-        rank = executor.crew.hellos[1].pid
+        rank = executor.group.hellos[1].pid
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(RankLost, match=rf"rank 1 \(process {rank} on .*\) is lost"):
             for _ in range(100):

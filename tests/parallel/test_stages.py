@@ -132,6 +132,15 @@ def test_three_stages_with_codes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=str)
+def test_layers_that_keep_their_cache_in_full(sizes: dict[str, int], model: str) -> None:
+    options: dict[str, Any] = {"kv_cache_dtype": "int4", "kv_cache_dtype_skip_layers": "1"}
+    expected = alone(model, **options)
+    with tiny_llm(model, **sizes, **options) as llm:
+        assert answers(llm) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=str)
 def test_adapters(sizes: dict[str, int], lab: Lab) -> None:
     """Adapters are read by every rank, and one that cannot be read is refused."""
     options: dict[str, Any] = dict(enable_lora=True, max_lora_rank=64, max_model_len=256, skip_tokenizer_init=True)

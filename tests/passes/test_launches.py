@@ -3,7 +3,7 @@
 `golden.json.gz` was recorded there, except for what has changed on purpose since: the 12 steps of 600 and 5000 tokens
 that Hopper's prompt kernel is taken for, deterministic steps (decision 0034), decode attention over FP8 caches, and two
 arguments of CPU kernels (sinks of attention, interleaved rope) that are off in all of them. A line of it is a kernel
-with its sizes; see `launches.py`.
+with its sizes; see `launches`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_known_values_survive_a_round_trip() -> None:
 
 
 def test_refusals_name_the_type_and_the_size() -> None:
-    with pytest.raises(InvalidModel, match="15 .Q8_K. is not supported; supported: F32"):
+    with pytest.raises(InvalidModel, match="15 .Q8_K. is not supported; use a file of one of these: F32"):
         dequantize(np.zeros(292, np.uint8), 15, (1, 256))
     with pytest.raises(InvalidModel, match="255 .unknown."):
         num_bytes(255, (1,))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.models.files import open_checkpoint
-from penstock.models.files.quantized.checkpoint import is_rounded, round_floats
+from penstock.models.files.quantized.checkpoint import is_requantized, requantize_floats
 from penstock.models.load import load_model
 from penstock.models.spec import spec_from_config
 from penstock.quant.coded import Coded, pack_matrices
@@ -96,9 +96,9 @@ def test_every_tensor_is_what_its_method_defines(name: str, plain: Path, tmp_pat
             continue
         found = after.tensor(tensor)
         assert found.dtype == torch.float32 and np.array_equal(found.numpy(), meant[tensor])
-        coded = after.read_coded(tensor)
+        coded = after.read_codes(tensor)
         assert is_coded(name) == (coded is not None) == after.is_packed(tensor)
-        assert is_rounded(after, tensor) == name.startswith(ROUNDED)
+        assert is_requantized(after, tensor) == name.startswith(ROUNDED)
         if coded is None:
             continue
         assert isinstance(coded, Coded)
@@ -114,10 +114,10 @@ def test_every_tensor_is_what_its_method_defines(name: str, plain: Path, tmp_pat
 def test_eight_bit_floats_are_near_as_integers(name: str, plain: Path, tmp_path: Path) -> None:
     """A value is at most half a step away: 1/254 of the largest of its 32, and what float16 takes from the scale."""
     meant = writers.quantize_folder(plain, tmp_path, METHODS[name])
-    checkpoint = round_floats(open_checkpoint(tmp_path))
+    checkpoint = requantize_floats(open_checkpoint(tmp_path))
     assert checkpoint is not None
     for tensor, values in meant.items():
-        stored = checkpoint.read_coded(tensor)
+        stored = checkpoint.read_codes(tensor)
         assert isinstance(stored, GgmlMatrix)
         error, groups = (pack([stored]).unpack() - torch.from_numpy(values)).abs(), torch.from_numpy(values)
         largest = groups.view(len(groups), -1, 32).abs().amax(-1).repeat_interleave(32, 1)

@@ -130,7 +130,7 @@ def test_stacks_of_mxfp4(tmp_path: Path) -> None:
     found = checkpoint.tensor("experts.gate_up_proj")
     assert checkpoint.shape("experts.gate_up_proj") == found.shape == (3, 64, 48)
     assert torch.equal(found, expected)
-    coded = checkpoint.read_coded("experts.gate_up_proj")
+    coded = checkpoint.read_codes("experts.gate_up_proj")
     assert coded is not None and coded.transposed
     rows = coded.take_rows(torch.arange(48, 96))  # the second expert alone
     assert torch.equal(pack([rows]).unpack(), expected[1].T)

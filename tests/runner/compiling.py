@@ -176,7 +176,9 @@ def stand_in() -> list[str]:
 
 def engine(folder: str) -> None:
     spec, settings = described(folder)
-    llm: LLM = dummy(folder, kv_cache_tokens=32768, **{name: OPTIONS[name] for name in SIZES})
+    skipped = OPTIONS.get("kv_cache_dtype_skip_layers")
+    groups = {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": skipped} if skipped else {}
+    llm: LLM = dummy(folder, kv_cache_tokens=32768, **{name: OPTIONS[name] for name in SIZES}, **groups)
     model: Any = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
     missed = stand_in()
     materialized(model)

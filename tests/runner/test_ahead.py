@@ -26,6 +26,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {}),
     ("Qwen3ForCausalLM", {}),
     ("LlamaForCausalLM", {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    ("LlamaForCausalLM", {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": "0,2"}),
     ("Qwen3ForCausalLM", {"quantization": "int4"}),
     ("LlamaForCausalLM", {"deterministic": True, "quantization": "fp8"}),
     ("LlamaForCausalLM", {"enable_lora": True}),

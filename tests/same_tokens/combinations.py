@@ -36,6 +36,7 @@ COLUMNS = (
     "chunked prompts",
     "preemption",
     "int8 KV cache",
+    "int8 KV cache but for a layer",
     "latent attention",
     "LoRA adapters",
     "beams",

@@ -161,6 +161,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "preemption": {"scheduling_policy": "priority", "max_num_seqs": 2},
     "restored prefixes": {"kv_offloading_size": 0.05},
     "int8 KV cache": {"kv_cache_dtype": "int8"},
+    "int8 KV cache but for a layer": {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0"},
     "LoRA adapters": {"enable_lora": True},
 }
 

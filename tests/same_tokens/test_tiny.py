@@ -98,13 +98,15 @@ class Known:
         *((name, "auto") for name in FAMILIES),
         ("Gemma3ForCausalLM", "int8"),
         ("Qwen3ForCausalLM", "int4"),
+        ("Gemma3ForCausalLM", "int4", "sliding_window"),
         *(pytest.param((name, "auto"), marks=pytest.mark.slow) for name in ALIKE),
     ],
     ids=lambda param: param[0] if param[1] == "auto" else "-".join(param),
 )
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
-    name, kv_cache_dtype = request.param
-    known = Known(tiny_model(tmp_path_factory.mktemp(name), name), kv_cache_dtype=kv_cache_dtype)
+    name, kept, *skipped = request.param
+    skips = {"kv_cache_dtype_skip_layers": skipped[0]} if skipped else {}
+    known = Known(tiny_model(tmp_path_factory.mktemp(name), name), kv_cache_dtype=kept, **skips)
     yield known
     known.llm.close()
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-import openai
 import pytest
 
 from penstock.server.batches import batches as batches_module
@@ -19,14 +16,8 @@ from penstock.server.batches import job as job_module
 from penstock.server.batches.batches import BatchBody, Batches
 from penstock.server.batches.job import ConcurrencyLimit, check_lines
 from penstock.server.batches.state import BatchState
-from penstock.server.common.fields import SamplingBody
-from penstock.server.config import ServerConfig
 from penstock.server.files.store import FileStore, new_file_id
-from penstock.server.http.context import Client
 from penstock.server.http.errors import ApiError
-from penstock.server.state import BATCH_PRIORITY, Server
-from penstock.text.prompt_encoder import Encoded
-from tests.server.running import RunningServer
 
 TEXTS: Literal["/v1/completions"] = "/v1/completions"
 DAY_S = 86400
@@ -60,7 +51,7 @@ def answering(*prompts: str) -> Scripted:
     return Scripted(answer)
 
 
-class BodyReservation:
+class BatchFolder:
     """A folder of files and batches that servers open one after another, with a clock of its own."""
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 20) -> None:
@@ -112,7 +103,7 @@ def test_a_batch_is_answered(tmp_path: Path) -> None:
         return (400, b'{"error":{}}') if prompt == "bad" else (200, b'{"ok":1}')
 
     async def main() -> None:
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         batches = await place.open(Scripted(answer))
         state = await begin(
             batches,
@@ -144,7 +135,7 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
     """A server that is killed at any line is followed by one that goes on; a half-written line is asked again."""
 
     async def main() -> None:
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         entries = [line(str(number)) for number in range(20)]
         hanging = asyncio.Event()
 
@@ -182,7 +173,7 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moved", [0, 1])
 def test_a_kill_while_files_are_made(tmp_path: Path, moved: int) -> None:
     async def main() -> None:
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         batches = await place.open(Scripted())
         state = await begin(batches, line("a"), line("b"))
         await wait_for(state, "completed")
@@ -205,7 +196,7 @@ def test_a_kill_while_files_are_made(tmp_path: Path, moved: int) -> None:
 
 def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
     async def main() -> None:
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         batches = await place.open(answering("a"))
         running = await begin(batches, line("a"), line("b"))
         while running.num_completed < 1:
@@ -229,7 +220,7 @@ def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
 
 def test_one_that_was_being_cancelled_waits_for_no_other(tmp_path: Path) -> None:
     async def main() -> None:
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         batches = await place.open(answering())
         first, second = await begin(batches, line("a")), await begin(batches, line("b"))
         for state in (first, second):
@@ -249,7 +240,7 @@ def test_large_lines_leave_turns_to_others(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("penstock.server.batches.job.MAX_LIGHT_BYTES", 100)
 
     async def main() -> None:
-        batches = await BodyReservation(tmp_path).open(answering("small"))
+        batches = await BatchFolder(tmp_path).open(answering("small"))
         batches._limit.grow(2)
         large = await begin(batches, *(line(str(number), prompt="x" * 200) for number in range(3)))
         await wait_for(large, "in_progress")
@@ -261,7 +252,7 @@ def test_large_lines_leave_turns_to_others(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_fails_in_sweeping_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        batches = await BodyReservation(tmp_path).open(Scripted())
+        batches = await BatchFolder(tmp_path).open(Scripted())
         monkeypatch.setattr(batches.files, "delete_expired", (tmp_path / "none").read_bytes)
         monkeypatch.setattr(batches_module, "SWEEP_S", 0.0)
         monkeypatch.setattr(batches_module, "POLL_S", 0.005)
@@ -274,7 +265,7 @@ def test_what_fails_in_sweeping_ends_nothing(tmp_path: Path, monkeypatch: pytest
 
 def test_time_runs_out(tmp_path: Path) -> None:
     async def main() -> None:
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         batches = await place.open(answering("a"))
         state = await begin(batches, line("a"), line("b"), line("c"))
         while state.num_completed < 1:
@@ -298,7 +289,7 @@ def test_no_room_ends_it_with_what_there_is(tmp_path: Path) -> None:
         return 200, b'"' + b"x" * 600 + b'"'
 
     async def main() -> None:
-        place = BodyReservation(tmp_path, max_bytes=4000)
+        place = BatchFolder(tmp_path, max_bytes=4000)
         batches = await place.open(Scripted(answer))
         state = await begin(batches, *(line(str(number)) for number in range(20)))
         await wait_for(state, "failed")
@@ -318,7 +309,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
         async def answer(prompt: str) -> tuple[int, bytes]:
             return (refused.pop(), b"{}") if refused else (200, b'{"ok":1}')
 
-        place = BodyReservation(tmp_path)
+        place = BatchFolder(tmp_path)
         batches = await place.open(Scripted(answer))
         state = await begin(batches, line("a"))
         await wait_for(state, "completed")
@@ -348,7 +339,7 @@ def test_input_is_checked_before_anything_is_asked(tmp_path: Path, monkeypatch: 
     assert codes(line("a", prompt="x" * 400)) == [("line_too_large", 1)]
 
     async def main() -> None:
-        place, client = BodyReservation(tmp_path), Scripted()
+        place, client = BatchFolder(tmp_path), Scripted()
         batches = await place.open(client)
         state = await begin(batches, line("a"), "nonsense")
         await wait_for(state, "failed")
@@ -362,133 +353,13 @@ def test_only_so_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(batches_module, "MAX_UNFINISHED", 1)
 
     async def main() -> None:
-        batches = await BodyReservation(tmp_path).open(answering())
+        batches = await BatchFolder(tmp_path).open(answering())
         await begin(batches, line("a"))
         with pytest.raises(Exception, match="limits are 1"):
             await begin(batches, line("b"))
         await batches.close()
 
     asyncio.run(main())
-
-
-def client(running: RunningServer, key: str = "two") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0)
-
-
-def finished(openai_client: openai.OpenAI, id: str) -> Any:
-    end = time.monotonic() + 60
-    while (batch := openai_client.batches.retrieve(id)).status not in ("completed", "failed", "cancelled", "expired"):
-        assert time.monotonic() < end, batch
-        time.sleep(0.05)
-    return batch
-
-
-def test_the_official_client_runs_one(keeping: RunningServer) -> None:
-    ours = client(keeping)
-    entries = [line(str(number), prompt=f"number {number}", max_tokens=4, model="tiny") for number in range(6)]
-    entries.append(line("no", model="nobody", prompt="x"))
-    uploaded = ours.files.create(file=("in.jsonl", "\n".join(entries).encode()), purpose="batch")
-    made = ours.batches.create(input_file_id=uploaded.id, endpoint=TEXTS, completion_window="24h")
-    batch = finished(ours, made.id)
-    assert batch.status == "completed" and batch.request_counts.total == 7
-    output = [json.loads(one) for one in ours.files.content(batch.output_file_id).text.splitlines()]
-    assert {one["custom_id"] for one in output} == set("012345")
-    assert all(one["response"]["body"]["usage"]["completion_tokens"] == 4 for one in output)
-    failed = json.loads(ours.files.content(batch.error_file_id).text)
-    assert failed["response"]["status_code"] == 404 and failed["custom_id"] == "no"
-    assert [one.id for one in ours.batches.list(limit=1)][0] == batch.id
-    stranger = client(keeping, "one")
-    assert stranger.batches.list().data == []
-    for ask in (stranger.batches.retrieve, stranger.batches.cancel):
-        with pytest.raises(openai.NotFoundError):
-            ask(batch.id)
-    with pytest.raises(openai.NotFoundError):
-        stranger.batches.create(input_file_id=uploaded.id, endpoint=TEXTS, completion_window="24h")
-    with pytest.raises(openai.ConflictError):
-        ours.batches.cancel(batch.id)
-    with pytest.raises(openai.BadRequestError, match="endpoint"):
-        ours.batches.create(input_file_id=uploaded.id, endpoint="/v1/moderations", completion_window="24h")
-
-
-@pytest.mark.slow
-def test_a_killed_server_is_followed_by_one_that_goes_on(tiny_model: Path, tmp_path: Path) -> None:
-    arguments = (
-        str(tiny_model),
-        "--load-format",
-        "dummy",
-        "--threads",
-        "1",
-        "--served-model-name",
-        "tiny",
-        "--data-folder",
-        str(tmp_path),
-    )
-    body: dict[str, Any] = {"prompt": [20, 21], "max_tokens": 200, "ignore_eos": True, "temperature": 1, "seed": 3}
-    entries = [line(str(number), **body) for number in range(30)]
-    with RunningServer(*arguments) as running:
-        ours = client(running)
-        uploaded = ours.files.create(file=("in.jsonl", "\n".join(entries).encode()), purpose="batch")
-        made = ours.batches.create(input_file_id=uploaded.id, endpoint=TEXTS, completion_window="24h")
-        end = time.monotonic() + 60
-        while ours.batches.retrieve(made.id).request_counts.completed < 3:  # type: ignore[union-attr]
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        begun_s = time.monotonic()
-        answer = httpx.post(f"{running.url}{TEXTS}", json={"prompt": [5], "max_tokens": 1}, timeout=30)
-        assert answer.status_code == 200 and time.monotonic() - begun_s < 5  # a client does not wait for the batch
-        running.stop(signal.SIGKILL)
-    with RunningServer(*arguments) as running:
-        batch = finished(client(running), made.id)
-        assert batch.status == "completed" and batch.request_counts.completed == 30
-        output = [json.loads(one) for one in client(running).files.content(batch.output_file_id).text.splitlines()]
-        assert sorted(int(one["custom_id"]) for one in output) == list(range(30))
-        assert len({one["response"]["body"]["choices"][0]["text"] for one in output}) == 1
-
-
-def test_batches_come_behind_clients() -> None:
-    """Whatever priority a line asks for."""
-
-    class Taken(Exception):
-        pass
-
-    class Model:
-        name = "tiny"
-
-        def has_to_prepare(self, *_: object) -> bool:
-            return False
-
-        @property
-        def loras(self) -> Model:
-            return self
-
-        def __contains__(self, _: object) -> bool:
-            return True
-
-        def resolve(self, *_: object) -> tuple[()]:
-            return ()
-
-        @property
-        def text(self) -> Model:
-            return self
-
-        async def prepare(self, *_: object) -> None:
-            return None
-
-        def make_request(self, *_: object, priority: int, **__: object) -> None:
-            raise Taken(priority)
-
-    server = Server(ServerConfig(), None, None)  # type: ignore[arg-type]
-    for client, least in ((Client("a"), -5), (Client("a", is_batch=True), BATCH_PRIORITY)):
-        with pytest.raises(Taken) as caught:
-            asyncio.run(
-                server.generate(
-                    Model(),  # type: ignore[arg-type]
-                    client,
-                    SamplingBody.model_validate({"priority": -5}),
-                    [(Encoded([1]), None)],  # type: ignore[list-item]
-                )
-            )
-        assert caught.value.args == (least,)
 
 
 def test_batches_leave_rows_to_clients() -> None:

@@ -88,6 +88,9 @@ def test_info_says_why(used: RunningServer) -> None:
 def test_banner_and_idle_silence(used: RunningServer) -> None:
     assert any("kv_cache_tokens" in line for line in used.log)
     assert any("listening on" in line for line in used.log)
+    named = [line.split()[1] for line in used.log]
+    assert "threads" in named and "nnodes" not in named, "what nobody set is not listed"
+    assert any("further settings have their defaults: /info lists them" in line for line in used.log)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,11 @@ def test_the_live_view_shows_rows_and_blocks(keeping: RunningServer) -> None:
         first = next(looks)
         thread.start()
         found = next(
-            look for look in looks if look["models"][0]["rows"] and look["models"][0]["rows"][0]["output_tokens"]
+            look
+            for look in looks
+            if look["models"][0]["rows"]
+            and look["models"][0]["rows"][0]["output_tokens"]
+            and look["models"][0]["rates"]["ttft_ms"]  # while the answer goes on
         )
     thread.join()
     assert first["time"] == pytest.approx(time.time(), abs=30)
@@ -105,6 +109,30 @@ def test_only_the_admin_watches_and_only_so_many(keeping: RunningServer) -> None
             if all(stack.enter_context(watch(keeping)).status_code == 200 for _ in range(MAX_WATCHERS // 3)):
                 return
     raise AssertionError("the seats of those who left are not free")
+
+
+def test_a_slow_client_is_explained_while_it_is_slow(keeping: RunningServer) -> None:
+    host, port = keeping.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": [20] * 40, "max_tokens": 3500, "ignore_eos": True, "stream": True, "logprobs": 20})
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\nx-request-id: slow-reader\r\n"
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        slow.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+        end = time.monotonic() + 60
+        while (shown := explain(keeping, "slow-reader").json()).get("state") != "slow_client":
+            assert time.monotonic() < end and shown.get("state") != "finished", shown
+            time.sleep(0.05)
+        assert shown["stages"][-1]["why"] == "the client is slow to read" and shown["totals"]["client_wait_s"] > 0
+        check_sums(shown)
+        slow.settimeout(30)
+        received = b""
+        while b"[DONE]" not in received[-200:]:
+            received += slow.recv(1 << 20)
+    while (shown := explain(keeping, "slow-reader").json())["state"] != "finished":
+        assert time.monotonic() < end, shown
+    assert [stage["name"] for stage in shown["stages"]][-2:] == ["slow_client", "respond"]
+    check_sums(shown)
 
 
 def test_a_viewer_that_does_not_read_holds_up_nobody(keeping: RunningServer) -> None:

@@ -77,3 +77,92 @@ def test_sessions_are_each_tenants_own(kept: RunningServer) -> None:
 def test_bad_fields_are_refused(kept: RunningServer, body: dict[str, Any]) -> None:
     answer = post(kept, "/v1/completions", prompt="Hi", max_tokens=1, **body)
     assert answer.status_code == 400 and next(iter(body)) in answer.json()["error"]["message"]
+
+
+def test_a_saved_session_is_restored_by_route(kept: RunningServer) -> None:
+    """Into the cache of an engine that has begun anew, where it is kept again."""
+    text = "The lighthouse keeper wrote down every ship that passed. " * 12
+    asked: dict[str, Any] = {"prompt": text, "max_tokens": 4, "temperature": 0}
+    cold = post(kept, "/v1/completions", session="ships", **asked).json()
+    num_saved = post(kept, "/v1/sessions/save", session="ships").json()["num_tokens"]
+    assert 100 < num_saved <= cold["usage"]["total_tokens"]
+    os.kill(engine_pid(kept), signal.SIGKILL)
+    kept.wait_ready()
+    restored = post(kept, "/v1/sessions/restore", session="ships", session_ttl=60)
+    assert restored.status_code == 200, restored.text
+    assert restored.json() == {"session": "ships", "num_tokens": num_saved, "num_cached_tokens": num_saved - 16}
+    assert post(kept, "/v1/sessions/save", session="ships").json()["num_tokens"] == num_saved, "it is kept again"
+    again = post(kept, "/v1/completions", **asked).json()
+    assert cached(again) >= num_saved - 16 and again["choices"] == cold["choices"]
+    assert post(kept, "/v1/sessions/erase", session="ships").json()["num_tokens"] == num_saved
+    gone = post(kept, "/v1/sessions/restore", session="ships")
+    assert gone.status_code == 404 and "no session was saved as 'ships': save it first" in gone.text
+
+
+def test_a_session_is_restored_by_its_tenant_and_salt_alone(kept: RunningServer) -> None:
+    ask(kept, session="own", cache_salt="pepper")
+    assert post(kept, "/v1/sessions/save", session="own").status_code == 200
+    assert post(kept, "/v1/sessions/restore", "two", session="own", cache_salt="pepper").status_code == 404
+    refused = post(kept, "/v1/sessions/restore", session="own")
+    assert refused.status_code == 400 and "another adapter or cache_salt" in refused.json()["error"]["message"]
+    assert post(kept, "/v1/sessions/restore", session="own", cache_salt="pepper").status_code == 200
+    admin = httpx.post(f"{kept.url}/admin/reset_prefix_cache", headers={"Authorization": "Bearer boss"})
+    assert admin.status_code == 200
+    assert post(kept, "/v1/sessions/restore", session="own", cache_salt="pepper").status_code == 404
+
+
+def test_slots_of_llama_server_are_sessions(kept: RunningServer) -> None:
+    """As its users do it: a request in a slot, save the slot to a file, restore the file into a slot."""
+    asked: dict[str, Any] = {
+        "prompt": "Seven foxes counted eight stars. " * 20,
+        "max_tokens": 4,
+        "temperature": 0,
+        "id_slot": 3,
+    }
+    cold = post(kept, "/v1/completions", **asked).json()
+    saved = post(kept, "/slots/3?action=save", filename="foxes.bin").json()
+    assert saved["id_slot"] == 3 and saved["filename"] == "foxes.bin" and saved["n_saved"] > 100
+    assert saved["n_written"] > 1000 * saved["n_saved"] and saved["timings"]["save_ms"] > 0
+    os.kill(engine_pid(kept), signal.SIGKILL)
+    kept.wait_ready()
+    restored = post(kept, "/slots/5?action=restore", filename="foxes.bin").json()
+    assert restored["n_restored"] == saved["n_saved"] and restored["n_read"] == saved["n_written"]
+    again = post(kept, "/v1/completions", **{**asked, "id_slot": 5}).json()
+    assert cached(again) >= saved["n_saved"] - 16 and again["choices"] == cold["choices"]
+    erased = httpx.post(f"{kept.url}/slots/5?action=erase", headers={"Authorization": "Bearer one"})
+    assert erased.json()["id_slot"] == 5 and erased.json()["n_erased"] >= saved["n_saved"]
+    assert post(kept, "/slots/5?action=erase").status_code == 404
+    assert post(kept, "/slots/5?action=restore", "two", filename="foxes.bin").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/slots/3", {"filename": "a"}, "add ?action=save, restore or erase"),
+        ("/slots/3?action=drop", {"filename": "a"}, "action='drop' is unknown"),
+        ("/slots/x?action=save", {"filename": "a"}, "there is no slot 'x': give one of 0 to"),
+        ("/slots/99999?action=erase", {}, "there is no slot '99999'"),
+        ("/slots/-1?action=erase", {}, "there is no slot '-1'"),
+        ("/slots/3?action=save", {}, "filename"),
+        ("/slots/3?action=save", {"filename": ""}, "filename"),
+    ],
+)
+def test_bad_slots_are_refused(kept: RunningServer, path: str, body: dict[str, Any], says: str) -> None:
+    answer = post(kept, path, **body)
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+def test_slots_are_listed_for_the_admin(kept: RunningServer) -> None:
+    boss = {"Authorization": "Bearer boss"}
+    assert httpx.get(f"{kept.url}/slots", headers={"Authorization": "Bearer one"}).status_code == 403
+    body = {"prompt": TEXT, "max_tokens": 700, "ignore_eos": True, "stream": True, "id_slot": 7, "temperature": 0}
+    headers = {"Authorization": "Bearer one"}
+    with httpx.stream("POST", f"{kept.url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+        lines = answer.iter_lines()  # closed when collected, and the connection with it
+        next(line for line in lines if line.startswith("data: "))
+        busy = httpx.get(f"{kept.url}/slots", headers=boss).json()
+    assert [slot["id"] for slot in busy] == list(range(len(busy))) and len(busy) > 8
+    assert [slot["id"] for slot in busy if slot["is_processing"]] == [7]
+    assert busy[7]["n_ctx"] == 1024 and busy[7]["params"]["n_predict"] == 700 and busy[7]["next_token"]["n_remain"] > 0
+    assert "prompt" not in busy[7]
+    assert httpx.get(f"{kept.url}/slots?fail_on_no_slot=1", headers=boss).status_code == 200

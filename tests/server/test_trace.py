@@ -84,7 +84,9 @@ def test_any_history_adds_up_and_is_bounded(seed: int) -> None:
         else:
             trace.follow(answer, state, min(at_s, time.monotonic()))
         if draw.random() < 0.1:
-            trace.wait_for_client(time.monotonic() - 0.002)
+            with trace.wait_for_client():
+                trace.follow(answer, draw.choice([*ANSWER_STATES, None]))
+                check_sums(format_trace(trace, sees_all=True))
             check_sums(format_trace(trace, sees_all=True))
     trace.finish(200)
     assert len(trace.stages) <= MAX_STAGES + 1 and (len(trace.stages) > MAX_STAGES) == ("more" in names(trace))
@@ -116,17 +118,34 @@ def test_the_foremost_answer_gives_the_stage() -> None:
     assert trace.name == "respond" and trace.finish_reasons == ["stop", "stop"]
 
 
-def test_a_slow_client_after_the_last_token() -> None:
+def test_a_slow_client_is_told_while_it_is_slow() -> None:
     trace = Trace()
     trace.follow(ALONE, "decode")
-    trace.wait_for_client(time.monotonic() - 0.5)
-    assert names(trace) == ["receive", "decode"] and 0.5 <= trace.client_wait_s < 0.6
-    trace.take_output(ALONE, "stop")
-    time.sleep(0.01)
-    trace.wait_for_client(time.monotonic() - 0.005)
+    with trace.wait_for_client():  # while tokens are made, and beyond
+        time.sleep(0.005)
+        assert names(trace) == ["receive", "decode"] and trace.client_wait_s >= 0.005
+        trace.take_output(ALONE, "stop")
+        time.sleep(0.005)
+        shown = format_trace(trace, sees_all=True)
+        assert shown["state"] == "slow_client" and shown["totals"]["client_wait_s"] >= 0.01
+        assert shown["stages"][-1]["why"] == "the client is slow to read" and shown["stages"][-1]["duration_s"] >= 0.005
+        check_sums(shown)
+    assert trace.name == "respond"
+    with trace.wait_for_client():  # a write that begins after the last token
+        assert trace.name == "slow_client"
     trace.finish()
-    assert names(trace)[-3:] == ["respond", "slow_client", "respond"]
-    assert trace.sums["slow_client"] >= 0.005
+    assert names(trace)[-4:] == ["slow_client", "respond", "slow_client", "respond"]
+    assert trace.client_wait_s >= trace.sums["slow_client"] >= 0.005
+
+
+def test_a_connection_that_breaks_while_it_is_slow() -> None:
+    trace = Trace()
+    trace.follow(ALONE, None)
+    with pytest.raises(ConnectionError), trace.wait_for_client():
+        trace.take_output(ALONE, "stop")
+        raise ConnectionError
+    trace.finish(200)
+    check_sums(format_trace(trace, sees_all=True))
 
 
 def test_the_ring_forgets_the_oldest_and_keeps_tenants_apart() -> None:

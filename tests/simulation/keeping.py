@@ -55,5 +55,5 @@ class FakeStore:
         return found
 
 
-def offload_to(store: FakeStore, most_saves: int = 8) -> Offloading:
-    return Offloading(store, BlockNames(FINGERPRINT), most_saves)
+def offload_to(store: FakeStore, max_saves: int = 8) -> Offloading:
+    return Offloading(store, BlockNames(FINGERPRINT), max_saves)

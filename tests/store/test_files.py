@@ -147,7 +147,7 @@ def test_a_name_of_another_block_is_a_miss(tmp_path: Path) -> None:
 
 
 KILLED = """
-import sys
+import sys, time
 from tests.store.test_files import block, name
 from penstock.runner.store.files import FileTier
 tier = FileTier(sys.argv[1], 64 << 20)
@@ -155,6 +155,8 @@ for number in range(100000):
     while not tier.put(name(number), block(number, 100_000)):
         pass
     if number == 20:
+        while not len(tier):  # its thread may be late
+            time.sleep(0.001)
         print("on", flush=True)
 """
 

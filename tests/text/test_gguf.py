@@ -225,6 +225,14 @@ def test_phi3_swallows_the_break_after_a_role(pieces):
     assert Tokenizer.from_gguf({**metadata, "general.architecture": "phi3"}).encode("<|user|>\na") == [1, role, word]
 
 
+def test_a_templates_name_is_no_template(bpe, caplog):
+    """Rendered, it would be the whole prompt."""
+    with caplog.at_level(logging.WARNING):
+        named = Tokenizer.from_gguf({**bpe, "tokenizer.chat_template": "chatml"}, "model.gguf")
+    assert named.chat_template is None
+    assert "model.gguf: tokenizer.chat_template='chatml' is no Jinja template, and is left out" in caplog.text
+
+
 def test_an_unnamed_splitting_goes_by_architecture(bpe, caplog, naive_bytes):
     old = {key: value for key, value in bpe.items() if key != K + "pre"}
     with caplog.at_level(logging.WARNING):
@@ -239,7 +247,7 @@ def test_an_unnamed_splitting_goes_by_architecture(bpe, caplog, naive_bytes):
     "change, words",
     [
         ({K + "model": None}, ["no tokenizer.ggml.model", "skip_tokenizer_init"]),
-        ({K + "model": "rwkv"}, ["'rwkv'", "gpt2, llama, gemma4, bert, t5"]),
+        ({K + "model": "plamo2"}, ["'plamo2'", "gpt2, llama, gemma4, bert, t5, rwkv"]),
         ({K + "model": 7}, ["must be a string"]),
         ({K + "pre": "klingon"}, ["'klingon'", "llama-bpe", "skip_tokenizer_init"]),
         ({K + "tokens": []}, ["tokens is missing or empty"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from penstock.passes.adapt import LoraTable
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory
-from penstock.runner.store.open import open_store
+from penstock.runner.store.open import WHOLE, open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineOrigin:
-    """The model's files, after which the store of blocks names them, and its other ranks. Without files there is no
-    store."""
+    """The model's files, by which the KV store names blocks, and its other ranks. Without files there is no store."""
 
     path: Path | None = None
     ranks: Ranks | None = None
@@ -64,8 +63,8 @@ def start_engine(
     loras: LoraTable | None = None,
     origin: EngineOrigin = EngineOrigin(),  # noqa: B008
 ) -> Engine:
-    """The pool's blocks twice: their owners in the cache, their bytes in the runner. With other ranks, `model` is
-    rank 0's share."""
+    """Make an engine, whose cache has the owners of the pool's blocks, and whose runner their bytes. With other ranks,
+    `model` is rank 0's share."""
     ranks = origin.ranks
     if draft is not None:
         draft.resolve(settings)
@@ -74,7 +73,10 @@ def start_engine(
     num_blocks = count_blocks(grouping, settings)
     own = ranks.cut_cache(grouping, settings) if ranks else grouping
     memory = make_memory(num_blocks, own, settings, torch.device(settings.device))
-    store, offloading = open_store(settings, origin.path, spec, grouping) or (None, None)
+    part = ranks.find_part(grouping, settings) if ranks else WHOLE
+    store, offloading = open_store(settings, origin.path, spec, grouping, part) or (None, None)
+    if ranks and store is not None and offloading is not None:
+        offloading = replace(offloading, store=ranks.share_store(store, memory))
     prefixes = settings.enable_prefix_caching
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, prefixes, offloading=offloading)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)

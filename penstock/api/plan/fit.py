@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.api.assemble import bytes_per_token
 from penstock.api.drafting import group_states
+from penstock.api.engine.keep import keep_layers
 from penstock.api.engine.load import DTYPES, META
 from penstock.api.plan.devices import Device
 from penstock.api.plan.ranks import RankUse, list_ranks
@@ -24,7 +25,7 @@ from penstock.passes.outline import blank_model, count_packed_bytes, weight_byte
 
 GIB = 1 << 30
 AMPLE = 1 << 60
-PROCESS_BYTES = 300 << 20  # Python and torch, of an engine on a CPU: see docs/plan.md
+PROCESS_BYTES = 252 << 20  # Python and torch, of an engine on a CPU: see docs/plan.md
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def fits_gpu(subject: Subject, config: EngineConfig, device: Device, length: int
     facts, gpu = _facts(subject, spec, given, device)
     assert gpu is not None
     settings = resolve(given, replace(facts, gpu=replace(gpu, total_bytes=AMPLE, free_bytes=AMPLE)))
-    spec = subject.spec(settings.max_model_len)
+    spec = keep_layers(subject.spec(settings.max_model_len), settings)
     return gpu_room(given, facts)[2] >= _needed_tokens(spec, settings, length, concurrency)
 
 
@@ -105,6 +106,7 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
     settings = resolve(given, roomy)  # settings first, room for them afterwards
     if settings.max_model_len != spec.max_model_len:
         spec = subject.spec(settings.max_model_len)
+    spec = keep_layers(spec, settings)
     model = outline_model(subject.checkpoint, spec, settings)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     per_token = max(1, bytes_per_token(spec, settings))

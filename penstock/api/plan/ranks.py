@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.api.engine.load import DTYPES, META
 from penstock.api.ranks.share import count_state, cut_share, make_layout
-from penstock.config import AUTO_KV_DTYPE, EngineConfig
+from penstock.config import EngineConfig, choose_plain_dtype
 from penstock.config.ranks import count_ranks
 from penstock.models.files import Checkpoint
 from penstock.models.load import Options
@@ -36,7 +36,7 @@ def list_ranks(checkpoint: Checkpoint | None, spec: ModelSpec, config: EngineCon
     if count_ranks(config) == 1:
         return []
     layout, options = make_layout(config), Options(DTYPES.get(config.dtype), config.quantization)
-    kv_dtype = AUTO_KV_DTYPE if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = choose_plain_dtype(config) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     sizes: dict[range, int] = {}
     found = []
     for rank in range(layout.num_ranks):

@@ -1,4 +1,4 @@
-"""A machine that computes for machine 0: its ranks are started, and again when machine 0's engine is replaced."""
+"""Run the ranks of a further machine, and start them again when machine 0's engine is replaced."""
 
 from __future__ import annotations
 

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from penstock.api.drafting import group_states
+from penstock.api.engine.keep import keep_layers
 from penstock.api.engine.load import load_weights
 from penstock.api.engine.start import make_memory
 from penstock.api.model_files import find_model
 from penstock.api.ranks.identity import identify, require_credentials
-from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share
+from penstock.api.ranks.share import MESH_TIMEOUT_S, cut_cache, cut_share, find_part
 from penstock.config import EngineConfig, Resolved
-from penstock.errors import InvalidConfig, PenstockError
-from penstock.host.machine import die_with_parent, free_memory_bytes, hold_few_heaps, settle_collector
+from penstock.errors import InvalidConfig, PenstockError, RankLost
+from penstock.host.machine import free_memory_bytes, hold_few_heaps, settle_collector
+from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.spec import spec_from_config
@@ -34,33 +36,31 @@ from penstock.passes.adapt import LoraTable
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.ranks.backends.task import REFUSED, RankTask, decode_task
-from penstock.runner.ranks.crew import PULSE_S
-from penstock.runner.ranks.flow import Inlet, Outlet
-from penstock.runner.ranks.follower import ORPHANED, Follower, Pulses, is_later
+from penstock.runner.ranks.flow import HiddenReceiver, HiddenSender
+from penstock.runner.ranks.follower import Follower, RankHeartbeat, is_later
+from penstock.runner.ranks.group import HEARTBEAT_S
 from penstock.runner.ranks.link import Credentials, LinkClosed, Listener, RankLink, connect
 from penstock.runner.ranks.messages import (
     Hello,
-    HiddenFlow,
-    Lost,
+    HiddenHello,
+    RankFailed,
     RankRefused,
     Setup,
     decode_from_rank,
     decode_to_rank,
     encode,
 )
-
-STDIN = 0
+from penstock.runner.store.open import open_store
 
 
 def main() -> int:
     die_with_parent()
     hold_few_heaps()
-    line = _first_line()
+    line = read_first_line()
     if not line.endswith(b"\n"):
         return ORPHANED
     task = decode_task(line)
-    threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it, which then stops us
+    watch_parent()
     config = EngineConfig.from_options(**task.options)
     try:
         credentials = task.credentials or require_credentials(config)
@@ -75,7 +75,9 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, PenstockError):
             traceback.print_exc()
-        link.send(encode(Lost(str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")))
+        text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        with suppress(LinkClosed):  # rank 0 has noticed
+            link.send(encode(RankFailed(text, error.rank if isinstance(error, RankLost) else -1)))
         return 1
     finally:
         link.close()
@@ -100,18 +102,18 @@ def _work(task: RankTask, config: EngineConfig, credentials: Credentials, link: 
             print(f"error: {setup.error}", file=sys.stderr)
             return REFUSED
         assert isinstance(setup, Setup)
-        pulses = Pulses(link)
-        pulses.start()
+        heartbeat = RankHeartbeat(link)
+        heartbeat.start()
         layout = task.layout
         mesh = open_mesh(
             "shm", layout.shard(task.rank), layout.num_shards, segment or setup.segment, timeout_s=MESH_TIMEOUT_S
         )
-        runner = _load(task.rank, setup, described, checkpoint, mesh)
+        runner = _load(task.rank, setup, described, checkpoint, mesh, path)
     finally:
         if checkpoint:
             checkpoint.close()
     onward = None if setup.next_address is None else connect(setup.next_address, credentials, task.wait_s)
-    follower = _join(task, runner, listener, onward, link, pulses)
+    follower = _join(task, runner, listener, onward, link, heartbeat)
     settle_collector()
     gc.enable()
     follower.serve()
@@ -124,10 +126,12 @@ def _make_segment(task: RankTask) -> Segment | None:
     return Segment(layout.num_shards) if layout.num_shards > 1 and layout.shard(task.rank) == 0 else None
 
 
-def _load(rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Checkpoint | None, mesh: Mesh) -> Runner:
-    """Load this rank's share, with room for its part of the cache."""
+def _load(
+    rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Checkpoint | None, mesh: Mesh, path: Path
+) -> Runner:
+    """Load this rank's share, with room for its part of the cache, and open its part of the store."""
     settings = Resolved(**setup.settings, settings=())
-    spec = spec_from_config(described, settings.max_model_len)
+    spec = keep_layers(spec_from_config(described, settings.max_model_len), settings)
     share = cut_share(spec, settings, rank)
     loras = LoraTable(share, settings.max_loras) if settings.enable_lora else None
     device = torch.device("cpu")
@@ -137,47 +141,40 @@ def _load(rank: int, setup: Setup, described: Mapping[str, Any], checkpoint: Che
     own = cut_cache(grouping, share, settings.kv_cache_dtype, settings.block_size)
     memory = make_memory(setup.num_blocks, own, settings, device)
     bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
-    return Runner(model, memory, loras=bank)
+    opened = open_store(settings, path, spec, grouping, find_part(grouping, spec, settings, rank))
+    return Runner(model, memory, loras=bank, store=opened[0] if opened else None)
 
 
 def _join(
-    task: RankTask, runner: Runner, listener: Listener, onward: RankLink | None, link: RankLink, pulses: Pulses
+    task: RankTask,
+    runner: Runner,
+    listener: Listener,
+    onward: RankLink | None,
+    link: RankLink,
+    heartbeat: RankHeartbeat,
 ) -> Follower:
     """Connect with the stages after and before."""
-    inlet = outlet = None
+    receiver = sender = None
     if onward is not None:
-        onward.send(encode(HiddenFlow(task.rank)))
-        outlet = Outlet(onward)
+        onward.send(encode(HiddenHello(task.rank)))
+        sender = HiddenSender(onward, task.rank - task.layout.num_shards)
     if is_later(runner):
-        inlet = Inlet(_await_upstream(listener, task.rank + task.layout.num_shards))
+        upstream = task.rank + task.layout.num_shards
+        receiver = HiddenReceiver(_await_upstream(listener, upstream), upstream)
     listener.close()
-    return Follower(runner, link, pulses, inlet, outlet)
+    return Follower(runner, link, heartbeat, receiver, sender, task.rank - task.layout.shard(task.rank))
 
 
 def _await_upstream(listener: Listener, rank: int) -> RankLink:
     """Wait for the connection of the stage before."""
     while True:
-        link = listener.accept(PULSE_S)
+        link = listener.accept(HEARTBEAT_S)
         if link is None:
             continue
-        flow = decode_from_rank(link.receive(PULSE_S))
-        if isinstance(flow, HiddenFlow) and flow.rank == rank:
+        hello = decode_from_rank(link.receive(HEARTBEAT_S))
+        if isinstance(hello, HiddenHello) and hello.rank == rank:
             return link
         link.close()
-
-
-def _first_line() -> bytes:
-    """Read one line unbuffered: a thread blocked in Python's buffer would hold its lock until exit."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(STDIN, 1)):
-        line += part
-    return line
-
-
-def _watch_parent() -> None:
-    while os.read(STDIN, 4096):
-        pass
-    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.api.drafting import group_states
 from penstock.api.engine.start import count_blocks
 from penstock.api.ranks.identity import identify, require_credentials
-from penstock.api.ranks.share import MESH_TIMEOUT_S, count_state, cut_cache, cut_share, make_layout
+from penstock.api.ranks.share import MESH_TIMEOUT_S, count_state, cut_cache, cut_share, find_part, make_layout
 from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Resolved
 from penstock.errors import InvalidConfig, quote
@@ -23,13 +23,18 @@ from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
 from penstock.parallel import Mesh, OneRank, Segment, open_mesh
 from penstock.runner.cpu.runner import Runner
+from penstock.runner.memory import BlockMemory
 from penstock.runner.ranks.backends.local import LocalRanks
 from penstock.runner.ranks.backends.task import RankTask
-from penstock.runner.ranks.crew import Backend, Crew
 from penstock.runner.ranks.executor import RankExecutor
-from penstock.runner.ranks.flow import Inlet
+from penstock.runner.ranks.facts import describe_ranks
+from penstock.runner.ranks.flow import HiddenReceiver
+from penstock.runner.ranks.group import Backend, RankGroup
+from penstock.runner.ranks.keeping import SharedStore
 from penstock.runner.ranks.link import Credentials, Listener
 from penstock.runner.ranks.messages import Setup
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.open import RankPart
 
 LOOPBACK = "127.0.0.1"
 LOCAL_WAIT_S = 120.0  # for processes of this machine
@@ -52,6 +57,7 @@ class Ranks:
         self._shares = [cut_share(spec, config, rank) for rank in range(self.layout.num_ranks)]  # refuses first of all
         self._path = path
         self.mesh: Mesh = OneRank()
+        self._store: SharedStore | None = None
         uses_ray, own = config.distributed_executor_backend == "ray", None
         if uses_ray or self.layout.num_nodes > 1:
             credentials = require_credentials(config)
@@ -63,11 +69,11 @@ class Ranks:
             backend, self.host = self._make_ray()
         elif self.layout.num_nodes > 1:
             self.host, port = config.master_addr, config.master_port
-        self.crew = Crew(self.layout, Listener(self.host, port, credentials), backend)
+        self.group = RankGroup(self.layout, Listener(self.host, port, credentials), backend)
 
     @property
     def share(self) -> ModelSpec:
-        """Rank 0's own."""
+        """The spec of rank 0."""
         return self._shares[0]
 
     def cut_cache(self, grouping: Grouping, settings: Resolved) -> Grouping:
@@ -88,7 +94,7 @@ class Ranks:
     def gather(self, described: Mapping[str, Any], checkpoint: Checkpoint | None, kv_dtype: str) -> int:
         """Start or await the other ranks, and require that they are as this one is; returns the free memory."""
         wait_s = find_patience(self.config)
-        self.crew.gather(identify(self.config, described, checkpoint), wait_s)
+        self.group.gather(identify(self.config, described, checkpoint), wait_s)
         return self._find_memory(kv_dtype)
 
     def _find_memory(self, kv_dtype: str) -> int:
@@ -96,7 +102,7 @@ class Ranks:
         which keeps its stages' part of it."""
         own = [count_state(share, kv_dtype) for share in self._shares]
         free = {0: free_memory_bytes()}
-        for rank, hello in self.crew.hellos.items():
+        for rank, hello in self.group.hellos.items():
             node = self.layout.node(rank)
             free[node] = min(free.get(node, hello.free_bytes), hello.free_bytes)
         parts = {node: sum(own[rank] for rank in self.layout.list_ranks(node)) for node in free}
@@ -111,16 +117,16 @@ class Ranks:
         values = {field.name: getattr(settings, field.name) for field in fields(Resolved) if field.name != "settings"}
         num_blocks, setups = count_blocks(grouping, settings), {}
         segment = Segment(self.layout.num_shards) if self.layout.num_shards > 1 else None
-        for rank in self.crew.hellos:
+        for rank in self.group.hellos:
             following = self.layout.find_next(rank)
             address = None if following is None else self._find_address(following)
             setups[rank] = Setup(values, num_blocks, self._find_segment(rank, segment), address)
-        self.crew.set_up(setups)
+        self.group.set_up(setups)
         self.mesh = open_mesh("shm", 0, self.layout.num_shards, segment or "", timeout_s=MESH_TIMEOUT_S)
 
     def _find_segment(self, rank: int, own: Segment | None) -> str:
         """Return where a rank meets those that share its layers, who must be on its machine."""
-        first, hellos = rank - self.layout.shard(rank), self.crew.hellos
+        first, hellos = rank - self.layout.shard(rank), self.group.hellos
         node = hellos[first].node if first else os.uname().nodename
         if own is not None and hellos[rank].node != node:
             raise InvalidConfig(
@@ -132,16 +138,27 @@ class Ranks:
 
     def _find_address(self, rank: int) -> tuple[str, int]:
         if rank == 0:
-            return self.host, self.crew.port
-        return self.crew.hellos[rank].host, self.crew.hellos[rank].port
+            return self.host, self.group.port
+        return self.group.hellos[rank].host, self.group.hellos[rank].port
+
+    def find_part(self, grouping: Grouping, settings: Resolved) -> RankPart:
+        """Return what rank 0 keeps of each block in the store."""
+        return find_part(grouping, self.spec, settings, 0)
+
+    def share_store(self, own: BlockStore, memory: BlockMemory) -> SharedStore:
+        """Return the store of all ranks, which `join` connects."""
+        self._store = SharedStore(own, memory, self.group)
+        return self._store
 
     def join(self, runner: Runner) -> RankExecutor:
         """Wait until all have loaded; returns the executor of all."""
-        flow = self.crew.join()
-        return RankExecutor(runner, self.crew, None if flow is None else Inlet(flow), self.mesh)
+        upstream = self.group.join()
+        facts = describe_ranks(self.group, runner, [one.stage or range(self.spec.num_layers) for one in self._shares])
+        receiver = None if upstream is None else HiddenReceiver(upstream, self.layout.num_shards)
+        return RankExecutor(runner, self.group, receiver, self.mesh, facts, self._store)
 
     def close(self) -> None:
-        self.crew.close()
+        self.group.close()
         self.mesh.close()
 
 

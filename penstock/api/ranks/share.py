@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.cache.group import LAYOUTS, Grouping, cut_groups
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, Resolved
 from penstock.models.spec import ModelSpec
 from penstock.passes.shard import shard
 from penstock.passes.stages import cut_stages
 from penstock.runner.ranks.layout import RankLayout
+from penstock.runner.store.open import RankPart
 
-MESH_TIMEOUT_S = 600.0  # a rank that hangs is noticed by its pulse
+MESH_TIMEOUT_S = 600.0  # a rank that hangs is noticed by its heartbeat
 
 
 def make_layout(config: EngineConfig) -> RankLayout:
@@ -31,6 +32,13 @@ def cut_cache(grouping: Grouping, share: ModelSpec, kv_dtype: str, block_size: i
     """Return the groups that a rank keeps of the engine's."""
     assert share.stage is not None
     return cut_groups(grouping, share.stage, share.states(LAYOUTS[kv_dtype]), block_size)
+
+
+def find_part(grouping: Grouping, spec: ModelSpec, settings: Resolved, rank: int) -> RankPart:
+    """Return the part of each block that a rank keeps."""
+    shares = [cut_share(spec, settings, one) for one in range(make_layout(settings).num_ranks)]
+    num_bytes = [cut_cache(grouping, one, settings.kv_cache_dtype, settings.block_size).block_bytes for one in shares]
+    return RankPart(rank, num_bytes[rank] / max(1, sum(num_bytes)))
 
 
 def count_state(share: ModelSpec, kv_dtype: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def compare_layers(model: Decoder, checkpoint: Checkpoint | None, settings: Reso
     rows = [[(7919 * at + length) % spec.vocab_size for at in range(length)] for length in LENGTHS]
     rows = [row[: spec.max_model_len] for row in rows]
     step, own = make_step(spec, size, kv, rows)
-    _, theirs = make_step(spec, size, "float32", rows)
+    _, theirs = make_step(replace(spec, cache_dtypes=()), size, "float32", rows)
     _, others = make_step(spec, size, kv, rows)
     embedding = reference.embedding(spec.embedding)
     x = embedding(step)
@@ -103,7 +104,7 @@ def compute_reference(
     """Compute the log probabilities [T, V] after every token of the sequences in float32, one layer in memory at a
     time."""
     reference = _open(checkpoint, spec, Options(torch.float32, None), ReferenceOps("cpu"), settings)
-    step, memories = make_step(spec, settings.block_size, "float32", rows)
+    step, memories = make_step(replace(spec, cache_dtypes=()), settings.block_size, "float32", rows)
     embedding = reference.embedding(spec.embedding)
     x = embedding(step)
     for index, described in enumerate(spec.layers):

@@ -137,6 +137,7 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
 # Flags of `vllm serve` alone.
 SERVER_HARMLESS: dict[str, tuple[type, str]] = {
     "enable_auto_tool_choice": (bool, "tool calls are read wherever a request has tools"),
+    "enable_prompt_tokens_details": (bool, "usage always tells the cached tokens"),
     **dict.fromkeys(
         ("disable_frontend_multiprocessing", "enable_server_load_tracking"), (bool, "the API has a process of its own")
     ),
@@ -147,7 +148,6 @@ SERVER_LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "api_server_count": (int, (1,), "one process serves the API"),
     "response_role": (str, ("assistant",), "answers are the assistant's"),
     "chat_template_content_format": (str, ("auto", "string"), "templates are given texts"),
-    "return_tokens_as_token_ids": (bool, (False,), "ask for return_token_ids in a request"),
 }
 # Methods of vLLM's LLM that Penstock lacks.
 ABSENT = {

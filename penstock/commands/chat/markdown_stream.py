@@ -33,6 +33,7 @@ class MarkdownStream:
     """Prints finished blocks for good, and redraws the block that is being written."""
 
     def __init__(self, console: Console | None = None) -> None:
+        self._follows = console is None  # the width of the terminal
         self._console = console or Console(width=_width(), highlight=False)
         self._live: Live | None = None
         self._tail = ""  # the text of the unfinished block
@@ -83,6 +84,8 @@ class MarkdownStream:
             if text.strip():
                 self._print([*self._render(text)[self._num_printed :], Text("")])
         self._num_printed = 0
+        if self._follows:  # the window may have another size by now
+            self._console.width = _width()
 
     def _print(self, lines: list[Text]) -> None:
         for line in lines:
@@ -98,7 +101,7 @@ class MarkdownStream:
         return lines[texts.index(True) : len(lines) - texts[::-1].index(True)] if any(texts) else []
 
 
-def _width() -> int | None:
+def _width() -> int:
     import shutil
 
     return min(MAX_WIDTH, shutil.get_terminal_size().columns)

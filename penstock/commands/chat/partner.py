@@ -38,7 +38,9 @@ def _open(name: str, options: dict[str, Any]) -> LLM:
     llm = open_llm(name, options)
     if llm.tokenizer is None or llm.tokenizer.chat_template is None:
         llm.close()
-        raise InvalidModel(f"{name} has no chat template: use `penstock run` with a prompt instead")
+        raise InvalidModel(
+            f"{name} has no chat template: use `penstock run` with a prompt, or start with --chat-template FILE"
+        )
     return llm
 
 

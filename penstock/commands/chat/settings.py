@@ -12,7 +12,7 @@ DEFAULT = "default"
 KINDS: dict[str, Any] = {"max_tokens": int, **{name: kind for name, (kind, _) in {**COMMON, **RARE}.items()}}
 NOTES = {
     "max_tokens": "Maximum tokens of each answer.",
-    **{name: note for name, (_, note) in {**COMMON, **RARE}.items()},
+    **{name: note.partition(" [default")[0] for name, (_, note) in {**COMMON, **RARE}.items()},
 }
 WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
@@ -66,4 +66,9 @@ def describe_setting(name: str, given: dict[str, Any], defaults: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    return json.dumps(list(value), ensure_ascii=False) if isinstance(value, tuple) else str(value)
+    """Write a value as `/set` takes it."""
+    if isinstance(value, tuple):
+        return json.dumps(list(value), ensure_ascii=False) if value else "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not set" if value is None else str(value)

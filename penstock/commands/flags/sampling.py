@@ -16,20 +16,20 @@ from penstock.host.files import UnreadableFile, read_regular
 
 # name → type, help; the names are those of SamplingParams
 COMMON: dict[str, tuple[Any, str]] = {
-    "temperature": (float, "0 is greedy. [default: as `penstock info MODEL` says, like the next three]"),
-    "top_p": (float, "Sample from the most likely tokens that together have this probability."),
-    "top_k": (int, "Sample from this many most likely tokens; 0 is off."),
-    "min_p": (float, "Leave out tokens less likely than this share of the likeliest."),
-    "repetition_penalty": (float, "Over 1: tokens of prompt and answer become less likely."),
+    "temperature": (float, "0 is greedy. [default of these four: the model's]"),
+    "top_p": (float, "Keep the likeliest tokens that sum to this share."),
+    "top_k": (int, "Keep this many of the likeliest tokens; 0 is off."),
+    "min_p": (float, "Keep tokens this likely, relative to the likeliest."),
+    "repetition_penalty": (float, "Over 1: tokens seen so far become less likely."),
     "presence_penalty": (float, "Over 0: tokens of the answer become less likely."),
-    "frequency_penalty": (float, "Over 0: the more often a token was in the answer, the less likely."),
+    "frequency_penalty": (float, "Over 0: the same, by how often they came."),
     "seed": (int, "Seed of sampling. [default: random]"),
-    "stop": (list[str], "Text that ends the answer; may be repeated."),
+    "stop": (list[str], "Text that ends the answer; repeatable."),
 }
 RARE: dict[str, tuple[Any, str]] = {
     "min_tokens": (int, "Tokens before the answer may end."),
     "ignore_eos": (bool, "Go on after the end-of-sequence token."),
-    "bad_words": (list[str], "Text that must not occur; may be repeated."),
+    "bad_words": (list[str], "Text that must not occur; repeatable."),
     "thinking_token_budget": (int, "Tokens of reasoning before it is closed."),
     "typical_p": (float, "Sample from tokens of about the expected surprise; 1 is off."),
     "repeat_last_n": (int, "Tokens that penalties look back on; -1 is all."),
@@ -47,11 +47,11 @@ RARE: dict[str, tuple[Any, str]] = {
     "mirostat_eta": (float, "Mirostat's learning rate."),
 }
 FORMS: dict[str, tuple[Any, str, str | None]] = {
-    "json_schema": (str, "JSON schema that the answer must match, as a file or as text.", "FILE"),
+    "json_schema": (str, "JSON schema of the answer, a file or the text itself.", "FILE"),
     "json_object": (bool, "Answer with any JSON object.", None),
-    "regex": (str, "Regular expression that the whole answer must match.", "REGEX"),
-    "grammar": (str, "Grammar of the answer in Lark or GBNF, as a file or as text.", "FILE"),
-    "choice": (list[str], "One of the texts to answer with; may be repeated.", "TEXT"),
+    "regex": (str, "Regular expression of the whole answer.", "REGEX"),
+    "grammar": (str, "Lark or GBNF grammar of the answer, a file or the text.", "FILE"),
+    "choice": (list[str], "One of the texts to answer with; repeatable.", "TEXT"),
 }
 MAX_FORM_BYTES = 1 << 19
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from penstock.commands.ps import readable_seconds
 from penstock.commands.top.feed import Look
+from penstock.hub.download_errors import readable_bytes
 
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_RATES = 240  # kept for the curve: two minutes
@@ -89,8 +90,9 @@ class Screen:
             lines.append(_format_rates(model["rates"], width, list(self.rates.get(model["name"], ()))))
         if model.get("blocks"):
             lines += _draw_pool(model["blocks"], width)
-        if model.get("replicas"):
-            lines += [_format_replica(one) for one in model["replicas"]]
+        for one in model.get("replicas", ()):
+            lines += [_format_replica(one), *_format_ranks(one)]
+        lines += _format_ranks(model)
         if model["queue"]:
             lines.append(_format_queue(model["queue"]))
         return [_cut(line, width) for line in lines]
@@ -170,11 +172,33 @@ def _format_replica(one: dict[str, Any]) -> Text:
     state = str(one["state"])
     line = Text.assemble((f"replica {one['replica']}  ", "bright_black"), (clean(state), _colour_state(state)))
     hits = 100 * one["cached_tokens"] / one["prompt_tokens"] if one["prompt_tokens"] else 0
+    if one.get("role", "both") != "both":
+        line.append(f"  for {'prompts' if one['role'] == 'prefill' else 'answers'}")
     line.append(f"  {one['rows']} row{'s' * (one['rows'] != 1)}  {hits:.0f} % hits")
     line.append(f"  {one['used_blocks']} of {one['blocks']} blocks", "bright_black")
     if one["restarts"]:
         line.append(f"  {one['restarts']} restart{'s' * (one['restarts'] > 1)}", "red")
     return line
+
+
+def _format_ranks(engine: dict[str, Any]) -> list[Text]:
+    """Draw a line per rank of an engine that has several, and one for the last that was lost."""
+    lines = [_format_rank(one) for one in engine.get("ranks", ())]
+    if lost := engine.get("lost_rank"):
+        at, back = (time.strftime("%H:%M:%S", time.localtime(lost[name] or 0)) for name in ("at", "back_at"))
+        line = Text.assemble((f"lost at {at}", "red"), f"  {clean(lost['why'])}  ")
+        lines.append(line.append(f"back at {back}" if lost["back_at"] else "not back yet", "bright_black"))
+    return lines
+
+
+def _format_rank(one: dict[str, Any]) -> Text:
+    line = Text.assemble((f"rank {one['rank']}  ", "bright_black"))
+    line.append("up" if one["is_up"] else f"silent for {one['silence_s']:.0f} s", "green" if one["is_up"] else "red")
+    line.append(f"  layers {one['first_layer']}–{one['last_layer']}")
+    line.append(f"  holds {readable_bytes(one['weight_bytes'] + one['cache_bytes'])}")
+    if one["free_bytes"] is not None:
+        line.append(f", {readable_bytes(one['free_bytes'])} free")
+    return line.append(f"  process {one['pid']} on {clean(one['node'])}", "bright_black")
 
 
 def _format_queue(queue: list[dict[str, Any]]) -> Text:

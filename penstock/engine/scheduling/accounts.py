@@ -295,7 +295,7 @@ class Accounts:
                 num_cached_tokens=cached,
                 cumulative_logprob=h.score,
             )
-            for i, h in enumerate(best)
+            for i, h in reversed(list(enumerate(best)))  # the request ends with its first sibling's delta
         ]
 
     def _branch(self, parent: Sequence, token: int, score: float) -> Sequence:

@@ -132,8 +132,8 @@ class PlanBuilder:
         step."""
         if not self.entries and self.roster.requests and not saves_now:
             return None
-        beside, saves = bool(self.entries), self.cache.saves
-        saved = saves.take(self.number, beside) if saves is not None else ()
+        saves = self.cache.saves
+        saved = saves.take(self.number, has_rows=bool(self.entries)) if saves is not None else ()
         if not self.entries and not saved:
             return None
         if self.roster.loras.slots:  # rows with the same adapters are multiplied together

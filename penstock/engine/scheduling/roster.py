@@ -138,7 +138,7 @@ class Roster:
         if request.cache_priority:
             retain(node, request.cache_priority)
         if request.session:
-            self.sessions.keep((request.tenant, request.session), node, request.session_s)
+            self.sessions.keep(request, node, sequence.tokens)
 
     def _leave_row(self, sequence: Sequence) -> None:
         self.prefixes.withdraw(sequence)

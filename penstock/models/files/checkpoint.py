@@ -40,7 +40,7 @@ class Checkpoint(Protocol):
     def read_ggml(self, name: str) -> GgmlMatrix | None:
         """Return a matrix in the file's quantized blocks, rows as in the family's checkpoint; None if not quantized."""
 
-    def read_coded(self, name: str) -> Stored | None:
+    def read_codes(self, name: str) -> Stored | None:
         """Return a matrix in its codes, where a packed format holds them; None for a GGUF file's."""
 
     def is_packed(self, name: str) -> bool:

@@ -155,7 +155,7 @@ class GgufCheckpoint:
         raw = self.file.raw(info).reshape(num_rows, -1)
         return GgmlMatrix(info.ggml_type, raw, info.shape[-1], self._order(origin, num_rows), origin.transposed)
 
-    def read_coded(self, name: str) -> None:
+    def read_codes(self, name: str) -> None:
         return None
 
     def is_packed(self, name: str) -> bool:

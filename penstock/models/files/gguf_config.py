@@ -354,7 +354,7 @@ def _phi2(keys: Keys) -> Config:
     return config | {"layer_norm_eps": eps, "hidden_act": "gelu_new", "partial_rotary_factor": part}
 
 
-def _read_sized(keys: Keys, architecture: str, model_type: str, *biases: str) -> Config:
+def _with_head_dim(keys: Keys, architecture: str, model_type: str, *biases: str) -> Config:
     """Read a decoder whose heads have a size of their own; these keys say whether there are biases."""
     config = base_config(keys, architecture, model_type) | {"head_dim": head_size(keys)}
     return config | dict.fromkeys(biases, keys.has("blk.0.attn_q.bias"))
@@ -382,11 +382,11 @@ CONFIGS: dict[str, Make] = {
     "glm4": _glm4,
     "stablelm": _stablelm,
     "phi2": _phi2,
-    "smollm3": lambda keys: _read_sized(keys, "SmolLM3ForCausalLM", "smollm3") | biases(keys),
-    "ernie4_5": lambda keys: _read_sized(keys, "Ernie4_5ForCausalLM", "ernie4_5", "use_bias"),
-    "arcee": lambda keys: _read_sized(keys, "ArceeForCausalLM", "arcee") | biases(keys) | {"hidden_act": "relu2"},
+    "smollm3": lambda keys: _with_head_dim(keys, "SmolLM3ForCausalLM", "smollm3") | biases(keys),
+    "ernie4_5": lambda keys: _with_head_dim(keys, "Ernie4_5ForCausalLM", "ernie4_5", "use_bias"),
+    "arcee": lambda keys: _with_head_dim(keys, "ArceeForCausalLM", "arcee") | biases(keys) | {"hidden_act": "relu2"},
     "seed_oss": lambda keys: (
-        _read_sized(keys, "SeedOssForCausalLM", "seed_oss", "attention_bias")
+        _with_head_dim(keys, "SeedOssForCausalLM", "seed_oss", "attention_bias")
         | {"attention_out_bias": keys.has("blk.0.attn_output.bias")}
     ),
     "granite": _granite,

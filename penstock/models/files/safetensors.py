@@ -34,6 +34,12 @@ DTYPES: dict[str, tuple[str, int]] = {
     "BF16": ("bfloat16", 2),
     "F8_E4M3": ("float8_e4m3fn", 1),
     "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U64": ("uint64", 8),
+    "U32": ("uint32", 4),
+    "U16": ("uint16", 2),
     "I64": ("int64", 8),
     "I32": ("int32", 4),
     "I16": ("int16", 2),
@@ -159,7 +165,7 @@ class SafetensorsCheckpoint:
     def read_ggml(self, name: str) -> None:
         return None
 
-    def read_coded(self, name: str) -> None:
+    def read_codes(self, name: str) -> None:
         return None
 
     def is_packed(self, name: str) -> bool:

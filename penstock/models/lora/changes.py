@@ -97,19 +97,23 @@ class StoredTensors:
 
     def __init__(self, base: SafetensorsCheckpoint, spec: ModelSpec) -> None:
         self.base, self.spec = base, spec
-        found = {name: self._find_stored(name) for name in base.names()}
+        found = {name: self._find_parameter(name) for name in base.names()}
         self._names = {one.name: name for name, one in found.items() if one is not None and "*" not in one.name}
         self._head = spec.names.spelling(HEAD)
 
-    def _find_stored(self, name: str) -> Stored | None:
+    def _find_parameter(self, name: str) -> Stored | None:
         found = self.spec.names.find(name)
         return found if isinstance(found, Stored) and found is not IGNORED else None
+
+    def find_stored(self, parameter: str) -> str | None:
+        """Return the name in the file of one of our parameters."""
+        return self._names.get(parameter)
 
     def find(self, name: str) -> str | None:
         """Return the name in the file; a head that is tied has one of its own."""
         if name in self.base.entries:
             return name
-        stored = self._find_stored(name)
+        stored = self._find_parameter(name)
         if stored is None:
             return None
         return self._names.get(stored.name, self._head if stored.name == HEAD else None)
@@ -130,7 +134,7 @@ class StoredTensors:
 
     def is_transposed(self, name: str) -> bool:
         """True if a matrix is stored [in, out]."""
-        stored = self._find_stored(name)
+        stored = self._find_parameter(name)
         return stored is not None and (stored.layout == "transposed" or stored.name == f"{EMBEDDING}.weight")
 
     def place(self, module: str) -> LoraPlace | None:
@@ -160,12 +164,11 @@ class StoredTensors:
                 "the adapter is of another model"
             )
 
-    def join(self, name: str, terms: Sequence[LowRankTerm], magnitude: Tensor | None, path: Path) -> WeightDelta:
-        """Make one change of an adapter's terms of a tensor, with DoRA's magnitude if it has one."""
-        (term,) = terms
+    def add_magnitude(self, name: str, term: LowRankTerm, magnitude: Tensor | None, path: Path) -> WeightDelta:
+        """Make a DoRA term of a low-rank one; without a magnitude it stays as it is."""
         if magnitude is None:
             return term
-        stored = self._find_stored(name)
+        stored = self._find_parameter(name)
         if stored is not None and stored.name == f"{EMBEDDING}.weight":
             raise InvalidModel(
                 f"{path}: DoRA of an embedding is not supported: merge the adapter into the model with peft"

@@ -30,7 +30,6 @@ from penstock.models.lora.changes import (
 )
 from penstock.models.lora.config import MAX_RANK, LoraConfig
 from penstock.models.lora.places import EMBEDDING
-from penstock.models.names import IGNORED
 from penstock.models.spec import ModelSpec, spec_from_config
 
 WEIGHTS_AND_PARTS = (".safetensors", ".gguf", *PICKLES)
@@ -64,8 +63,9 @@ def merge(path: Path, adapters: Sequence[ScaledAdapter], out: Path) -> int:
 
 
 def _merge(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter], out: Path) -> int:
-    terms = _collect(base, spec, adapters)
-    embedding = _find_tensor(base, spec, f"{EMBEDDING}.weight")
+    tensors = StoredTensors(base, spec)
+    terms = _collect(tensors, adapters)
+    embedding = tensors.find_stored(f"{EMBEDDING}.weight")
     head = spec.names.spelling(HEAD)
     unties = head not in base.entries and embedding is not None and not {head, embedding}.isdisjoint(terms)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,27 +91,16 @@ def _require_floats(folder: Path) -> None:
         )
 
 
-def _find_tensor(base: SafetensorsCheckpoint, spec: ModelSpec, parameter: str) -> str | None:
-    for name in base.names():
-        stored = spec.names.find(name)
-        if stored is not None and stored is not IGNORED and stored.name == parameter:
-            return name
-    return None
-
-
-def _collect(
-    base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter]
-) -> dict[str, list[WeightChange]]:
+def _collect(tensors: StoredTensors, adapters: Sequence[ScaledAdapter]) -> dict[str, list[WeightChange]]:
     """Collect what is done to each tensor of the base."""
-    tensors = StoredTensors(base, spec)
     changes: dict[str, list[WeightChange]] = {}
     for adapter in adapters:
-        checked = check_adapter(adapter.folder, spec, MAX_RANK, tensors.place)
-        terms: dict[str, list[LowRankTerm]] = {}
+        checked = check_adapter(adapter.folder, tensors.spec, MAX_RANK, tensors.place)
+        terms: dict[str, LowRankTerm] = {}
         for module, a, b in checked.read():
             name = tensors.require(f"{module}.weight", adapter.folder)
-            term = LowRankTerm(a.float(), b.float(), checked.config.find_scale(module), tensors.is_transposed(name))
-            terms.setdefault(name, []).append(term)
+            scale, is_transposed = checked.config.find_scale(module), tensors.is_transposed(name)
+            terms[name] = LowRankTerm(a.float(), b.float(), scale, is_transposed)
         magnitudes: dict[str, Tensor] = {}
         for extra, tensor in checked.read_extras():
             name = tensors.require(extra.name, adapter.folder)
@@ -125,11 +114,9 @@ def _collect(
             raise InvalidModel(
                 f"{checked.path}: use_dora, but not each module has a magnitude: fetch the adapter again"
             )
-        for name, found in terms.items():
-            size = magnitudes.get(name)
-            changes.setdefault(name, []).append(
-                WeightChange(tensors.join(name, found, size, checked.path), adapter.scale)
-            )
+        for name, term in terms.items():
+            delta = tensors.add_magnitude(name, term, magnitudes.get(name), checked.path)
+            changes.setdefault(name, []).append(WeightChange(delta, adapter.scale))
     return changes
 
 

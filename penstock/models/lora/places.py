@@ -62,7 +62,7 @@ class ModelPlaces:
 
     def _find_part(self, name: str) -> LoraPlace | None:
         above, _, last = name.rpartition(".")
-        for linear in (f"{above}.{merged}" for merged in self._merged):
+        for linear in (f"{above}.{merged}" for merged in self._merged_linears):
             merge = self.merges.get(linear)
             if merge is not None and last in dict(merge.parts):
                 before = [part for part, _ in merge.parts].index(last)
@@ -71,8 +71,8 @@ class ModelPlaces:
         return None
 
     @cached_property
-    def _merged(self) -> tuple[str, ...]:
-        """The names of merged linears within their layers' parts."""
+    def _merged_linears(self) -> tuple[str, ...]:
+        """The last parts of the names of merged linears, such as `qkv`."""
         return tuple(dict.fromkeys(linear.rpartition(".")[2] for linear in self.merges))
 
 

@@ -26,9 +26,6 @@ class _Collective(Kernel):
 
 _gather = _Collective("mesh_gather", "ppnnpp")
 _reduce = _Collective("mesh_reduce", "ppnp")
-_broadcast = _Collective("mesh_broadcast", "pnpn")
-_send = _Collective("mesh_send", "pnpn")
-_receive = _Collective("mesh_receive", "pnpn")
 
 
 def _library() -> Any:
@@ -39,28 +36,28 @@ def are_available() -> bool:
     return library.path() != "reference"
 
 
-def segment_bytes(size: int, slot_bytes: int, mail_bytes: int) -> int:
-    """Count the bytes of the segment of `size` ranks: two slots for each, and a mailbox for each pair."""
+def segment_bytes(size: int, slot_bytes: int) -> int:
+    """Count the bytes of the segment of `size` ranks, with two slots for each."""
     function = _library().penstock_mesh_bytes
-    function.argtypes, function.restype = [ctypes.c_int64] * 3, ctypes.c_int64
-    return int(function(size, slot_bytes, mail_bytes))
+    function.argtypes, function.restype = [ctypes.c_int64] * 2, ctypes.c_int64
+    return int(function(size, slot_bytes))
 
 
 class SharedSegment:
-    """A rank's end of a segment: a mapped file, of which its lock shows the others that it lives."""
+    """A rank's end of a segment, which is a mapped file. The lock that it holds shows the others that it lives."""
 
-    def __init__(self, file: int, rank: int, size: int, slot_bytes: int, mail_bytes: int, timeout_s: float) -> None:
+    def __init__(self, file: int, rank: int, size: int, slot_bytes: int, timeout_s: float) -> None:
         open_segment = _library().penstock_mesh_open
-        open_segment.argtypes = [ctypes.c_int32, *[ctypes.c_int64] * 5]
+        open_segment.argtypes = [ctypes.c_int32, *[ctypes.c_int64] * 4]
         open_segment.restype = ctypes.c_void_p
-        address = open_segment(file, rank, size, slot_bytes, mail_bytes, int(timeout_s * 1000))
+        address = open_segment(file, rank, size, slot_bytes, int(timeout_s * 1000))
         if not address:
             raise OSError(f"the segment of rank {rank} of {size} cannot be mapped, or the rank is taken")
         self.address: int = address
         self.rank, self.size = rank, size
         self._widths: dict[tuple[int, ...], tuple[Any, int]] = {}  # tapes name them, so they are kept
 
-    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """x[T, widths[rank]] of each rank → [T, Σ widths]."""
         x = as_rows("x", x)
         numbers, total = self._find_widths(tuple(widths))
@@ -77,32 +74,12 @@ class SharedSegment:
             self._widths[widths] = (ctypes.c_int64 * self.size)(*widths), sum(widths)
         return self._widths[widths]
 
-    def reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Add x of all ranks, in their order."""
         x = check_float32("x", x).contiguous()
         out = torch.empty(x.shape)
         _reduce(self.address, x.data_ptr(), x.numel(), out.data_ptr())
         return out
-
-    def broadcast(self, x: Tensor, source: int) -> Tensor:
-        """Overwrite x, which must be contiguous, with that of rank `source`."""
-        _broadcast(self.address, source, _whole(x).data_ptr(), x.nbytes)
-        return x
-
-    def send(self, x: Tensor, to: int) -> None:
-        """Leave x for one rank; two letters wait in its mailbox, a third until it has read one."""
-        x = x.contiguous()
-        _send(self.address, self._other(to), x.data_ptr(), x.nbytes)
-
-    def receive(self, into: Tensor, source: int) -> Tensor:
-        """Overwrite a contiguous tensor with what one rank has sent."""
-        _receive(self.address, self._other(source), _whole(into).data_ptr(), into.nbytes)
-        return into
-
-    def _other(self, rank: int) -> int:
-        if rank == self.rank or not 0 <= rank < self.size:
-            raise ValueError(f"rank {self.rank} of {self.size} cannot exchange with rank {rank}")
-        return rank
 
     def is_alive(self, rank: int) -> bool:
         """Return True if a process holds the lock of another rank."""
@@ -115,9 +92,3 @@ class SharedSegment:
         function = _library().penstock_mesh_close
         function.argtypes, function.restype = [ctypes.c_void_p], None
         function(self.address)
-
-
-def _whole(x: Tensor) -> Tensor:
-    if not x.is_contiguous():
-        raise ValueError(f"a tensor {tuple(x.shape)} with strides {x.stride()} cannot be written as one run of bytes")
-    return x

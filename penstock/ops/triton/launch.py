@@ -44,6 +44,11 @@ def outlast_previous(PDL: tl.constexpr):
             gdc_wait()
 
 
+def dot_precision(dtype: torch.dtype) -> str:
+    """Return the precision of `tl.dot` that rounds no inputs of this dtype."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
 @lru_cache(maxsize=16)
 def has_pdl(device: torch.device) -> bool:
     if device.type == "meta":

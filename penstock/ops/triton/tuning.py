@@ -127,8 +127,8 @@ def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:
     return 2, block, 8
 
 
-class ExactTile(NamedTuple):
-    """The shape of a program of the deterministic GEMM."""
+class GemmTile(NamedTuple):
+    """The shape of a program whose sums are chains (`sum_chain`)."""
 
     num_outs: int
     num_rows: int
@@ -136,21 +136,25 @@ class ExactTile(NamedTuple):
     num_warps: int
     num_stages: int
 
+    def sizes(self, width: int) -> tuple[int, int, int, bool, int]:
+        """Return the kernel arguments OUTS, ROWS, BLOCK, EVEN and STAGES for so many inputs."""
+        return self.num_outs, self.num_rows, self.num_inputs, width % self.num_inputs == 0, self.num_stages
 
-def exact_tile(num_rows: int, num_out: int, itemsize: int, has_large_smem: bool) -> ExactTile:
+
+def exact_tile(num_rows: int, num_out: int, itemsize: int, has_large_smem: bool) -> GemmTile:
     """Return the tile for so many rows and outputs. An FP8 sum's order depends on `num_inputs`, which is fixed.
     2026-11-18."""
     largest = EXACT_TILE_ROWS[-1]
     rows = next((size for size in EXACT_TILE_ROWS if size >= num_rows), largest)
     if itemsize == 4:  # no tensor-core instruction
-        return ExactTile(64, min(rows, 32), 32, 4, 2)
+        return GemmTile(64, min(rows, 32), 32, 4, 2)
     if rows == largest:
-        return ExactTile(128, rows, 128 // itemsize, 8, 3)
+        return GemmTile(128, rows, 128 // itemsize, 8, 3)
     if itemsize == 1 or rows > MAX_EXACT_TRITON_ROWS:
-        return ExactTile(64, rows, 128 // itemsize, 4, 5)
+        return GemmTile(64, rows, 128 // itemsize, 4, 5)
     if rows == EXACT_TILE_ROWS[0] and num_out < MIN_EXACT_TILES * 64:
-        return ExactTile(16, rows, 512, 2, 3)
-    return ExactTile(64, rows, 128, 4, 3 if not has_large_smem else 6 if rows == EXACT_TILE_ROWS[0] else 5)
+        return GemmTile(16, rows, 512, 2, 3)
+    return GemmTile(64, rows, 128, 4, 3 if not has_large_smem else 6 if rows == EXACT_TILE_ROWS[0] else 5)
 
 
 def uses_grouped_gemv(num_tokens: int, num_chosen: int, num_matrices: int) -> bool:
@@ -160,19 +164,19 @@ def uses_grouped_gemv(num_tokens: int, num_chosen: int, num_matrices: int) -> bo
     return num_pairs <= MAX_GROUPED_GEMV_PAIRS and num_pairs <= MAX_READ_AGAIN * distinct
 
 
-def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_smem: bool) -> ExactTile:
+def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_smem: bool) -> GemmTile:
     """Return the tile of a product whose rows choose among matrices evenly. An FP8 sum's order depends on `num_inputs`,
     which is fixed. 2026-11-19, not measured yet."""
     each = -(-num_pairs // num_matrices)
     rows = next((size for size in GROUPED_TILE_ROWS if size >= each), GROUPED_TILE_ROWS[-1])
     if itemsize == 4:  # no tensor-core instruction
-        return ExactTile(64, min(rows, 32), 32, 4, 2)
+        return GemmTile(64, min(rows, 32), 32, 4, 2)
     if rows <= GROUPED_TILE_ROWS[1]:
-        return ExactTile(64, rows, 128, 4, 5 if has_large_smem else 3)
+        return GemmTile(64, rows, 128, 4, 5 if has_large_smem else 3)
     inputs = 128 // itemsize
     if rows < GROUPED_TILE_ROWS[-1]:
-        return ExactTile(128, rows, inputs, 4, 4 if has_large_smem else 3)
-    return ExactTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
+        return GemmTile(128, rows, inputs, 4, 4 if has_large_smem else 3)
+    return GemmTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
 
 
 def lora_tile_rows(num_rows: int) -> int:

@@ -178,7 +178,7 @@ class Reduce:
     mesh: Mesh
 
     def __call__(self, flow: Flow) -> None:
-        flow.y = self.mesh.reduce(flow.y)
+        flow.y = self.mesh.all_reduce(flow.y)
 
 
 def _mix(mixer: layers.Mixer) -> list[Stage]:

@@ -27,21 +27,21 @@ MAX_SIZE = 64
 EMBEDDING, HEAD = "embedding.tokens", "head.rows"
 
 
-def shard(spec: ModelSpec, rank: int, size: int, by: By, experts_whole: bool = False) -> tuple[ModelSpec, Cuts]:
-    """Return the spec of one rank, whose `cuts` are returned beside it. `experts_whole` deals experts out to ranks
-    (expert parallel) instead of cutting each of them."""
+def shard(spec: ModelSpec, rank: int, size: int, by: By, expert_parallel: bool = False) -> tuple[ModelSpec, Cuts]:
+    """Return the spec of one rank, whose `cuts` are returned beside it. `expert_parallel` deals experts out to ranks
+    instead of cutting each of them."""
     try:
-        return _shard(spec, RankShare(rank, size, by, experts_whole))
+        return _shard(spec, RankShare(rank, size, by, expert_parallel))
     except Indivisible as error:
-        sizes = ", ".join(map(str, find_sizes(spec, by, experts_whole)))
+        sizes = ", ".join(map(str, find_sizes(spec, by, expert_parallel)))
         raise InvalidConfig(
             f"tensor_parallel_size={size} does not divide the model's {error}: use one of the sizes {sizes}"
         ) from None
 
 
-def find_sizes(spec: ModelSpec, by: By, experts_whole: bool = False) -> list[int]:
+def find_sizes(spec: ModelSpec, by: By, expert_parallel: bool = False) -> list[int]:
     """List the numbers of ranks that a model can be cut into."""
-    return [size for size in range(1, MAX_SIZE + 1) if _can_shard(spec, RankShare(0, size, by, experts_whole))]
+    return [size for size in range(1, MAX_SIZE + 1) if _can_shard(spec, RankShare(0, size, by, expert_parallel))]
 
 
 def _can_shard(spec: ModelSpec, share: RankShare) -> bool:

@@ -41,7 +41,7 @@ def cut_gated_mlp(ffn: GatedMlp, share: RankShare) -> CutPart:
 @cut_ffn.register
 def cut_experts(ffn: Experts, share: RankShare) -> CutPart:
     """The router is on every rank, a shared expert is cut as an MLP. By inputs, a layer's sum is reduced once."""
-    piece = _deal_experts(ffn, share) if share.experts_whole else _cut_each_expert(ffn, share)
+    piece = _deal_experts(ffn, share) if share.expert_parallel else _cut_each_expert(ffn, share)
     part, cuts, links = piece.part, dict(piece.cuts), dict(piece.links)
     if ffn.shared is not None:
         shared = cut_gated_mlp(ffn.shared, share)

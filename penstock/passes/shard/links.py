@@ -46,31 +46,31 @@ class GatherInputs(LinkedLinear):
         self.widths = widths
 
     def __call__(self, x: Tensor, step: layers.StepInputs) -> Tensor:
-        return self.linear(self.mesh.gather(x, self.widths), step)
+        return self.linear(self.mesh.all_gather(x, self.widths), step)
 
     def around(self, linear: layers.Linear) -> GatherInputs:
         return GatherInputs(linear, self.mesh, self.widths)
 
 
 class GatherOutputs(LinkedLinear):
-    """[linear(x) of all ranks]"""
+    """[linear(x) of all ranks]: column parallel"""
 
     def __init__(self, linear: layers.Linear, mesh: Mesh, widths: tuple[int, ...]) -> None:
         super().__init__(linear, mesh)
         self.widths = widths
 
     def __call__(self, x: Tensor, step: layers.StepInputs) -> Tensor:
-        return self.mesh.gather(self.linear(x, step), self.widths)
+        return self.mesh.all_gather(self.linear(x, step), self.widths)
 
     def around(self, linear: layers.Linear) -> GatherOutputs:
         return GatherOutputs(linear, self.mesh, self.widths)
 
 
 class ReduceOutputs(LinkedLinear):
-    """Σ linear(x) over the ranks"""
+    """Σ linear(x) over the ranks: row parallel"""
 
     def __call__(self, x: Tensor, step: layers.StepInputs) -> Tensor:
-        return self.mesh.reduce(self.linear(x, step))
+        return self.mesh.all_reduce(self.linear(x, step))
 
     def around(self, linear: layers.Linear) -> ReduceOutputs:
         return ReduceOutputs(linear, self.mesh)
@@ -85,7 +85,7 @@ class SpanningNorm:
         self.order = None if link.order is None else torch.tensor(link.order, dtype=torch.int64)
 
     def __call__(self, x: Tensor) -> Tensor:
-        whole = self.mesh.gather(x.reshape(len(x), self.size), self.link.widths)
+        whole = self.mesh.all_gather(x.reshape(len(x), self.size), self.link.widths)
         if self.order is not None:
             whole = self.ops.take_columns(whole, self.order)
         normed = self.norm(whole)
@@ -113,7 +113,7 @@ class SummedStack(layers.Stack):
 
     def __call__(self, x: Tensor, ids: Tensor) -> Tensor:
         y = super().__call__(x, ids)
-        return self.mesh.reduce(self.ops.blank_rows(y.view(-1, y.shape[2]), ids.view(-1))).view(y.shape)
+        return self.mesh.all_reduce(self.ops.blank_rows(y.view(-1, y.shape[2]), ids.view(-1))).view(y.shape)
 
 
 class GatheredStack(layers.Stack):
@@ -128,7 +128,7 @@ class GatheredStack(layers.Stack):
         return self._gather(y, self.outputs)
 
     def _gather(self, x: Tensor, widths: tuple[int, ...]) -> Tensor:
-        return self.mesh.gather(x.view(-1, x.shape[2]), widths).view(*x.shape[:2], sum(widths))
+        return self.mesh.all_gather(x.view(-1, x.shape[2]), widths).view(*x.shape[:2], sum(widths))
 
 
 class ReducedExperts(layers.Experts):
@@ -139,7 +139,7 @@ class ReducedExperts(layers.Experts):
         self.experts, self.mesh = experts, mesh
 
     def __call__(self, x: Tensor, step: layers.StepInputs) -> Tensor:
-        return self.mesh.reduce(self.experts(x, step))
+        return self.mesh.all_reduce(self.experts(x, step))
 
 
 class VocabularyRows:
@@ -155,17 +155,17 @@ class VocabularyRows:
         return self.scheme.num_bytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self.mesh.gather(self.scheme.matmul(x), self.widths)
+        return self.mesh.all_gather(self.scheme.matmul(x), self.widths)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Each row comes from the rank that has it; the others add −0, which leaves every bit."""
         found = self.scheme.rows(self.ops.local_ids(ids, self.first, self.count, True))
-        return self.mesh.reduce(self.ops.blank_rows(found, self.ops.local_ids(ids, self.first, self.count)))
+        return self.mesh.all_reduce(self.ops.blank_rows(found, self.ops.local_ids(ids, self.first, self.count)))
 
 
 @dataclass(frozen=True)
 class GatherLink:
-    """A linear that needs the whole input, and computes a part of the output that all need."""
+    """A linear that needs the inputs of all ranks, and computes a part of the outputs that all need."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -177,7 +177,7 @@ class GatherLink:
 
 @dataclass(frozen=True)
 class ReduceLink:
-    """A linear that has a part of the input, and gives a part of the sum."""
+    """A linear that has a part of the inputs, and computes a part of the sum."""
 
     keeps_outputs = True
 

@@ -26,7 +26,7 @@ class RankShare:
     rank: int
     size: int
     by: By
-    experts_whole: bool = False  # experts are dealt out whole, instead of a share of each
+    expert_parallel: bool = False  # each rank has some whole experts, instead of a share of each
 
     def divide(self, things: str, count: int, multiple: int = 1) -> int:
         """Return the number of things that each rank gets, which must be a multiple."""

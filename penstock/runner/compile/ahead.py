@@ -25,7 +25,7 @@ import torch
 import triton
 
 import penstock
-from penstock.host.machine import die_with_parent
+from penstock.host.parent import die_with_parent
 from penstock.runner.compile import cross
 from penstock.runner.compile.meta_shapes import MetaShapes
 from penstock.runner.compile.warm import Work, first_steps, later_steps

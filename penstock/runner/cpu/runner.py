@@ -15,6 +15,7 @@ from penstock.draft.drafters import Drafters
 from penstock.engine.draft_tree import find_child
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
+from penstock.errors import RankLost
 from penstock.layers import Head
 from penstock.layers.memory import KvCache, LatentCache
 from penstock.models.decoder import Decoder, Encoder
@@ -30,7 +31,7 @@ from penstock.runner.rows import (
     RunningRows,
     add_prompt_logprobs,
     add_sampled,
-    find_wanted,
+    find_logits_indices,
     list_owners,
     make_embedding,
 )
@@ -137,23 +138,30 @@ class Runner:
         """Run a plan. Rows are applied before anything can fail, so that later plans find them."""
         self.rows.apply(plan)
         try:
-            is_lost = not transfer(plan, self.memory, self.store)
+            is_lost = bool(transfer(plan, self.memory, self.store))
             if is_lost or not plan.rows:
                 return Result(plan.number, lost=is_lost)
             self._prepare_memory(plan)
             return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
+        except RankLost:
+            raise  # of other ranks' steps too
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
 
+    def apply(self, plan: Plan) -> None:
+        """Take note of a plan, whose step is not computed, or later. Its blocks are there, or it loads none."""
+        self.rows.apply(plan)
+        transfer(plan, self.memory, self.store)
+
     def compute(self, plan: Plan) -> StepOutput:
         """Run a plan but for the choice of tokens, which another rank makes."""
-        self.rows.apply(plan)
+        self.apply(plan)
         self._prepare_memory(plan)
         model, rows = self.model, self.rows.of(plan)
         assert isinstance(model, Decoder)
         if not isinstance(model.head, Head):
             return self._prepare(model, plan, rows, [])()
-        ends, at = find_wanted(plan)
+        ends, at = find_logits_indices(plan)
         computed = self._prepare(model, plan, rows, at)()
         for row, end in zip(plan.rows, ends):
             if row.prompt_logprobs:
@@ -185,7 +193,7 @@ class Runner:
         rows = [self.rows[row.row] for row in plan.rows]
         if self.drafter is not None:
             self.drafter.follow(plan, rows)
-        ends, at = find_wanted(plan)
+        ends, at = find_logits_indices(plan)
         compute = self._prepare(model, plan, rows, at)
         begin = time.perf_counter()
         computed = compute()

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora
 from penstock.engine.plan import Plan, Result, Row, RowResult
+from penstock.engine.ranks import RankRecord
 from penstock.errors import RankLost
 from penstock.layers import Received
 from penstock.parallel import Mesh
 from penstock.runner.cpu.runner import Runner
-from penstock.runner.ranks.crew import PULSE_S, Crew
-from penstock.runner.ranks.flow import Inlet
-from penstock.runner.ranks.link import LinkClosed
-from penstock.runner.ranks.messages import Compute, Tell, strip
+from penstock.runner.ranks.flow import HiddenReceiver
+from penstock.runner.ranks.group import HEARTBEAT_S, LOSS_S, RankGroup
+from penstock.runner.ranks.keeping import SharedStore, without_copies
+from penstock.runner.ranks.messages import Compute, ControlMessage, strip
 
 
-class UntoldTokens:
+class UnsentTokens:
     """Chosen tokens that the other ranks have not been told of; they come with a row's next plan."""
 
     def __init__(self, keeps_prompts: bool) -> None:
         self._keeps_prompts = keeps_prompts
         self._admitted: dict[int, int] = {}  # the plan with the row's last admission
-        self._untold: dict[int, tuple[int, ...]] = {}
+        self._unsent: dict[int, tuple[int, ...]] = {}
 
     def note(self, plan: Plan, result: Result) -> None:
         """Take the tokens of a plan that has ended, but not those of rows that were given away meanwhile."""
         for row, one in zip(plan.rows, result.rows):
             tokens = one.tokens if isinstance(one, RowResult) else (one,)
             if tokens and self._admitted.get(row.row, -1) <= plan.number:
-                self._untold[row.row] = self._untold.get(row.row, ()) + tokens
+                self._unsent[row.row] = self._unsent.get(row.row, ()) + tokens
 
-    def tell(self, plan: Plan) -> Plan:
+    def complete(self, plan: Plan) -> Plan:
         """Return the plan as the other ranks need it."""
         for admission in plan.admissions:
             self._admitted[admission.row] = plan.number
-            self._untold.pop(admission.row, None)
+            self._unsent.pop(admission.row, None)
         return replace(
             plan,
             rows=tuple(self._add(row) for row in plan.rows),
@@ -46,15 +48,15 @@ class UntoldTokens:
         )
 
     def _add(self, row: Row) -> Row:
-        untold = self._untold.pop(row.row, ())
-        return replace(row, tokens=untold + row.tokens) if untold else row
+        unsent = self._unsent.pop(row.row, ())
+        return replace(row, tokens=unsent + row.tokens) if unsent else row
 
 
 class StartedPlan:
     """The ticket of a plan: rank 0's part is computed when somebody waits for it."""
 
-    def __init__(self, executor: RankExecutor, plan: Plan) -> None:
-        self._executor, self.plan = executor, plan
+    def __init__(self, executor: RankExecutor, plan: Plan, is_lost: bool) -> None:
+        self._executor, self.plan, self.is_lost = executor, plan, is_lost
         self.outcome: Result | None = None
 
     def result(self) -> Result:
@@ -64,7 +66,7 @@ class StartedPlan:
         return self.outcome
 
 
-class ToldAll:
+class ControlTicket:
     """The ticket of a control message to all ranks."""
 
     def __init__(self, executor: RankExecutor, number: int, own: Awaited[Answer], message: LoadLora | DropLora) -> None:
@@ -77,7 +79,7 @@ class ToldAll:
 
     def _collect(self) -> Answer | None:
         """Join the answers, once all are there. An adapter that one rank cannot read is dropped by all."""
-        answers = self._executor.crew.take_answers(self._number)
+        answers = self._executor.group.take_answers(self._number)
         if answers is None:
             return None
         self._answer = own = self._own.result()
@@ -91,7 +93,7 @@ class ToldAll:
     def result(self) -> Answer:
         self._own.result()
         while self._answer is None and self._collect() is None:
-            self._executor.crew.wait(PULSE_S)
+            self._executor.group.wait(HEARTBEAT_S)
         assert self._answer is not None
         return self._answer
 
@@ -99,57 +101,81 @@ class ToldAll:
 class RankExecutor:
     verifies_trees = False  # accepted paths are moved in the cache, and other ranks do not know them in time
 
-    def __init__(self, runner: Runner, crew: Crew, inlet: Inlet | None, mesh: Mesh) -> None:
-        self.runner, self.crew, self._mesh = runner, crew, mesh
-        self._inlet = inlet
-        self._tokens = UntoldTokens(crew.layout.num_shards > 1)
+    def __init__(
+        self,
+        runner: Runner,
+        group: RankGroup,
+        receiver: HiddenReceiver | None,
+        mesh: Mesh,
+        facts: Sequence[RankRecord] = (),
+        store: SharedStore | None = None,
+    ) -> None:
+        self.runner, self.group, self._mesh, self._store = runner, group, mesh, store
+        self.facts = list(facts)
+        self._receiver = receiver
+        self._tokens = UnsentTokens(group.layout.num_shards > 1)
         self._started: deque[StartedPlan] = deque()  # whose part here is not computed
         self._num_messages = 0
+        if store is not None:
+            store.sender = self
 
     def start(self, plan: Plan) -> StartedPlan:
-        self.crew.broadcast(Compute(self._tokens.tell(plan)))
-        self._started.append(ticket := StartedPlan(self, plan))
+        is_lost = False
+        if self._store is not None and plan.loads:
+            is_lost = not self._store.restore(plan)
+            plan = without_copies(plan)
+        self.group.broadcast(Compute(self._tokens.complete(plan), is_lost))
+        self._started.append(ticket := StartedPlan(self, plan, is_lost))
         return ticket
+
+    def number(self) -> int:
+        if self._started:
+            self.compute_until(self._started[-1])
+        self._num_messages += 1
+        return self._num_messages
 
     def compute_until(self, last: StartedPlan) -> None:
         """Compute what was started, in order, up to that plan."""
         while last.outcome is None:
             ticket = self._started.popleft()
-            ticket.outcome = self._compute(ticket.plan)
+            if ticket.is_lost:
+                self.runner.apply(ticket.plan)
+                ticket.outcome = Result(ticket.plan.number, lost=True)
+            else:
+                ticket.outcome = self._compute(ticket.plan)
 
     def _compute(self, plan: Plan) -> Result:
-        self.crew.check()
-        if self._inlet is not None:
-            first: Received = self.runner.model.embedding  # type: ignore[assignment]
-            try:
-                first.take(self._inlet.receive(plan.number))
-            except LinkClosed as error:
-                self.crew.lose(self.crew.layout.num_shards, str(error))
-                self.crew.check()
-                raise
-        result = self.runner.run(plan)
-        if result.error is not None and self.crew.layout.num_shards > 1:
-            self.crew.fail(RankLost(f"rank 0 failed in a step that others are in: {result.error}", 0))
-        self.crew.check()
+        self.group.check()
+        try:
+            if self._receiver is not None and plan.rows:
+                first: Received = self.runner.model.embedding  # type: ignore[assignment]
+                first.take(self._receiver.receive(plan.number))
+            result = self.runner.run(plan)
+        except RankLost as error:
+            self.group.await_loss(LOSS_S)
+            self.group.lose(error.rank, str(error))
+            self.group.check()
+            raise
+        if result.error is not None and self.group.layout.num_shards > 1:
+            self.group.fail(RankLost(f"rank 0 failed in a step that others are in: {result.error}", 0))
+        self.group.check()
         self._tokens.note(plan, result)
         return result
 
     def control(self, message: object) -> Awaited[Answer]:
-        if self._started:
-            self.compute_until(self._started[-1])
+        number = self.number()
         own = self.runner.control(message)
         if isinstance(message, Describe):
             told = own.result()
-            return Done(replace(told, values={**told.values, "num_ranks": self.crew.layout.num_ranks}))
+            return Done(replace(told, values={**told.values, "num_ranks": self.group.layout.num_ranks}))
         if not isinstance(message, LoadLora | DropLora) or self.runner.loras is None:
             return own
-        self._num_messages += 1
-        self.crew.broadcast(Tell(self._num_messages, type(message).__name__, asdict(message)))
-        return ToldAll(self, self._num_messages, own, message)
+        self.group.broadcast(ControlMessage(number, type(message).__name__, asdict(message)))
+        return ControlTicket(self, number, own, message)
 
     def close(self) -> None:
-        self.crew.close()
-        if self._inlet is not None:
-            self._inlet.close()
+        self.group.close()
+        if self._receiver is not None:
+            self._receiver.close()
         self._mesh.close()
         self.runner.close()

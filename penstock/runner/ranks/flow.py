@@ -10,6 +10,7 @@ import time
 import torch
 from torch import Tensor
 
+from penstock.errors import RankLost
 from penstock.runner.ranks.link import LinkClosed, RankLink
 
 HEADER = struct.Struct("<QII")  # the plan's number, tokens, width
@@ -51,36 +52,42 @@ class Inbox:
         self._link.close()
 
 
-class Inlet:
-    """Hidden states of the stage before."""
+class HiddenReceiver:
+    """Hidden states of the stage before, from that rank."""
 
-    def __init__(self, link: RankLink) -> None:
-        self._inbox = Inbox(link, "inlet")
+    def __init__(self, link: RankLink, rank: int) -> None:
+        self._inbox, self._rank = Inbox(link, "hidden-states"), rank
 
     def receive(self, plan: int) -> Tensor:
         """Wait for the hidden states [T, C] of a plan; they come in the order of plans."""
-        frame = self._inbox.get()
+        try:
+            frame = self._inbox.get()
+        except LinkClosed as error:
+            raise RankLost(str(error), self._rank) from None
         assert frame is not None
         number, num_tokens, width = HEADER.unpack_from(frame)
         if number != plan:
-            raise LinkClosed(f"hidden states of plan {number} came in place of those of plan {plan}")
+            raise RankLost(f"hidden states of plan {number} came in place of those of plan {plan}", self._rank)
         return torch.frombuffer(frame, dtype=torch.float32, offset=HEADER.size).view(num_tokens, width)
 
     def close(self) -> None:
         self._inbox.close()
 
 
-class Outlet:
-    """Hidden states for the stage after."""
+class HiddenSender:
+    """Hidden states for the stage after, to that rank."""
 
-    def __init__(self, link: RankLink) -> None:
-        self._link = link
+    def __init__(self, link: RankLink, rank: int) -> None:
+        self._link, self._rank = link, rank
 
     def send(self, plan: int, hidden: Tensor) -> None:
         """Send hidden states [T, C] float32."""
         if hidden.dtype is not torch.float32 or not hidden.is_contiguous():
             raise ValueError(f"hidden states are {hidden.dtype}, with strides {hidden.stride()}")
-        self._link.send(HEADER.pack(plan, *hidden.shape), memoryview(hidden.numpy().data).cast("B"))
+        try:
+            self._link.send(HEADER.pack(plan, *hidden.shape), memoryview(hidden.numpy().data).cast("B"))
+        except LinkClosed as error:
+            raise RankLost(str(error), self._rank) from None
 
     def close(self) -> None:
         self._link.close()

@@ -8,37 +8,50 @@ import time
 from dataclasses import replace
 
 from penstock.engine.executor import Answer, Awaited, LoadLora, make_message
-from penstock.engine.plan import Plan
+from penstock.errors import RankLost
+from penstock.host.machine import free_memory_bytes, resident_bytes
+from penstock.host.parent import ORPHANED
 from penstock.layers import Received
 from penstock.runner.cpu.runner import Runner
-from penstock.runner.ranks.crew import MAX_SILENCE_S, PULSE_S
-from penstock.runner.ranks.flow import Inbox, Inlet, Outlet
+from penstock.runner.ranks.facts import count_held
+from penstock.runner.ranks.flow import HiddenReceiver, HiddenSender, Inbox
+from penstock.runner.ranks.group import HEARTBEAT_S, MAX_SILENCE_S
+from penstock.runner.ranks.keeping import keep
 from penstock.runner.ranks.link import LinkClosed, RankLink
-from penstock.runner.ranks.messages import Compute, End, Pulse, RankReady, Tell, Told, ToRank, decode_to_rank, encode
+from penstock.runner.ranks.messages import (
+    Compute,
+    ControlAnswer,
+    ControlMessage,
+    End,
+    KeepBlocks,
+    RankBeat,
+    ToRank,
+    decode_to_rank,
+    encode,
+)
 
-ORPHANED = 3
 ANSWERING_S = 0.01  # between looks at adapters that are being read
 
 
-class Pulses(threading.Thread):
+class RankHeartbeat(threading.Thread):
     """Tells rank 0 that this process lives, and ends the process when rank 0 does not."""
 
     def __init__(self, link: RankLink) -> None:
-        super().__init__(name="penstock-pulse", daemon=True)
+        super().__init__(name="penstock-heartbeat", daemon=True)
         self._link = link
         self.inbox: Inbox | None = None  # None: rank 0 loads, too
 
     def run(self) -> None:
         while True:
             checked_s = time.monotonic()
-            time.sleep(PULSE_S)
+            time.sleep(HEARTBEAT_S)
             now = time.monotonic()
-            if now - checked_s > PULSE_S + 1.0:
+            if now - checked_s > HEARTBEAT_S + 1.0:
                 continue  # this process was stopped, and has read nothing
             if self.inbox is not None and now - self.inbox.heard_s > MAX_SILENCE_S:
                 os._exit(ORPHANED)
             try:
-                self._link.send(encode(Pulse()))
+                self._link.send(encode(RankBeat(resident_bytes(), free_memory_bytes())))
             except LinkClosed:
                 os._exit(ORPHANED)  # the main thread may wait for another rank
 
@@ -50,16 +63,25 @@ def is_later(runner: Runner) -> bool:
 
 class Follower:
     def __init__(
-        self, runner: Runner, link: RankLink, pulses: Pulses, inlet: Inlet | None, outlet: Outlet | None
+        self,
+        runner: Runner,
+        link: RankLink,
+        heartbeat: RankHeartbeat,
+        receiver: HiddenReceiver | None,
+        sender: HiddenSender | None,
+        first: int,
     ) -> None:
-        self._runner, self._link, self._pulses, self._inlet, self._outlet = runner, link, pulses, inlet, outlet
-        self._answers: list[tuple[Tell, Awaited[Answer]]] = []
+        """`first` is the first of the ranks that share its layers."""
+        self._runner, self._link, self._heartbeat = runner, link, heartbeat
+        self._receiver, self._sender = receiver, sender
+        self._first = first
+        self._answers: list[tuple[ControlMessage, Awaited[Answer]]] = []
         self._seen: dict[int, str] = {}  # fingerprints of adapters; files of other machines have others
 
     def serve(self) -> None:
         """Work until told to stop; raises LinkClosed when rank 0 is gone."""
-        self._pulses.inbox = inbox = Inbox(self._link, "plans")
-        self._link.send(encode(RankReady()))
+        self._heartbeat.inbox = inbox = Inbox(self._link, "plans")
+        self._link.send(encode(count_held(self._runner)))
         while True:
             frame = inbox.get(ANSWERING_S if self._answers else None)
             self._answer()
@@ -67,21 +89,32 @@ class Follower:
                 continue
             message: ToRank = decode_to_rank(frame)
             if isinstance(message, End):
+                self._runner.close()
                 return
             if isinstance(message, Compute):
-                self._compute(message.plan)
-            elif isinstance(message, Tell):
+                self._compute(message)
+            elif isinstance(message, KeepBlocks):
+                answer = keep(message, self._runner.memory, self._runner.store)
+                self._link.send(encode(ControlAnswer(message.number, answer)))
+            elif isinstance(message, ControlMessage):
                 self._obey(message)
 
-    def _compute(self, plan: Plan) -> None:
-        if self._inlet is not None:
+    def _compute(self, message: Compute) -> None:
+        plan = message.plan
+        if message.is_lost or not plan.rows:
+            self._runner.apply(plan)
+            return
+        if self._receiver is not None:
             first: Received = self._runner.model.embedding  # type: ignore[assignment]
-            first.take(self._inlet.receive(plan.number))
-        computed = self._runner.compute(plan)
-        if self._outlet is not None:
-            self._outlet.send(plan.number, computed.hidden)
+            first.take(self._receiver.receive(plan.number))
+        try:
+            computed = self._runner.compute(plan)
+        except RankLost as error:  # in a collective, which counts the ranks of its stage
+            raise RankLost("ranks that share its layers found it gone", self._first + error.rank) from None
+        if self._sender is not None:
+            self._sender.send(plan.number, computed.hidden)
 
-    def _obey(self, control: Tell) -> None:
+    def _obey(self, control: ControlMessage) -> None:
         message = make_message(control.name, control.values)
         if isinstance(message, LoadLora) and message.fingerprint:
             message = replace(message, fingerprint=self._seen.get(message.number, ""))
@@ -93,4 +126,4 @@ class Follower:
             answer = ticket.result()
             if control.name == LoadLora.__name__ and answer.error is None:
                 self._seen[control.values["number"]] = str(answer.values["fingerprint"])
-            self._link.send(encode(Told(control.number, answer)))
+            self._link.send(encode(ControlAnswer(control.number, answer)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.cache.store import Transfer
 from penstock.engine.executor import Answer
 from penstock.engine.plan import Admission, Plan
 from penstock.errors import InvalidConfig, quote
@@ -52,48 +53,68 @@ class RankRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """A rank is ready for plans."""
+    """A rank is ready for plans, and holds so much."""
+
+    weight_bytes: int
+    cache_bytes: int
 
 
 class Compute(msgspec.Struct, frozen=True, tag=True):
+    """A plan's step; where some rank has lost a part of what the plan loads, none computes it."""
+
     plan: Plan
+    is_lost: bool = False
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
-    """A message of `engine.executor` by its name and fields; `Told` with the same number follows."""
+class KeepBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Copies between pool and store, and what becomes of the store; a `ControlAnswer` with this number follows."""
+
+    number: int
+    saves: tuple[Transfer, ...] = ()
+    loads: tuple[Transfer, ...] = ()
+    flush: bool = False
+    forget: bool = False
+
+
+class ControlMessage(msgspec.Struct, frozen=True, tag=True):
+    """A message of `engine.executor` by its name and fields; `ControlAnswer` with the same number follows."""
 
     number: int
     name: str
     values: dict[str, Any]
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class ControlAnswer(msgspec.Struct, frozen=True, tag=True):
     number: int
     answer: Answer
 
 
-class Lost(msgspec.Struct, frozen=True, tag=True):
-    """A rank cannot go on."""
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """A rank cannot go on, because of another if that is not -1."""
 
     error: str
+    rank: int = -1
 
 
-class Pulse(msgspec.Struct, frozen=True, tag=True):
-    """The sender is alive."""
+class RankBeat(msgspec.Struct, frozen=True, tag=True):
+    """The sender is alive, and its memory is so."""
+
+    resident_bytes: int = 0
+    free_bytes: int = 0  # of its machine
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-class HiddenFlow(msgspec.Struct, frozen=True, tag=True):
+class HiddenHello(msgspec.Struct, frozen=True, tag=True):
     """The first message of a connection that carries hidden states."""
 
     rank: int  # whose they are
 
 
-ToRank = Setup | RankRefused | Compute | Tell | Pulse | End
-FromRank = Hello | RankReady | Told | Lost | Pulse | HiddenFlow
+ToRank = Setup | RankRefused | Compute | KeepBlocks | ControlMessage | RankBeat | End
+FromRank = Hello | RankReady | ControlAnswer | RankFailed | RankBeat | HiddenHello
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode

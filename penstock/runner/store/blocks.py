@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 
+from penstock.cache.store import DIGEST_BYTES
 from penstock.runner.store.files import FileTier
 
 
 class BlockStore:
-    """`max_bytes` in memory. What is dropped there is in the files still, if there are any."""
+    """`max_bytes` in memory. What is dropped there is in the files still, if there are any. `part` tells apart what
+    several ranks keep under one name."""
 
-    def __init__(self, max_bytes: int, files: FileTier | None = None) -> None:
-        self.max_bytes, self.files = max_bytes, files
+    def __init__(self, max_bytes: int, files: FileTier | None = None, part: bytes = b"") -> None:
+        self.max_bytes, self.files, self._part = max_bytes, files, part
         self.num_bytes = self.num_hits = self.num_misses = 0
         self._memory: OrderedDict[bytes, bytes] = OrderedDict()  # the least recently used one first
 
+    def _own(self, name: bytes) -> bytes:
+        """Return the name of this rank's part of a block."""
+        if not self._part:
+            return name
+        return hashlib.blake2b(self._part + name, digest_size=DIGEST_BYTES).digest() + name[DIGEST_BYTES:]
+
     def has(self, name: bytes) -> bool:
+        name = self._own(name)
         return name in self._memory or self.files is not None and name in self.files
 
     def save(self, name: bytes, data: bytes) -> None:
+        name = self._own(name)
         self._keep(name, data)
         if self.files is not None:
             self.files.put(name, data)
 
     def load(self, name: bytes) -> bytes | None:
         """Return a block's bytes; None if they are lost."""
+        name = self._own(name)
         data = self._memory.get(name)
         if data is not None:
             self._memory.move_to_end(name)
@@ -40,6 +52,7 @@ class BlockStore:
 
     def drop(self, name: bytes) -> None:
         """Forget a block that is damaged, or not of the size that it should have."""
+        name = self._own(name)
         data = self._memory.pop(name, None)
         self.num_bytes -= len(data) if data is not None else 0
         if self.files is not None:

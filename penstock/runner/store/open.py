@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from penstock.cache.group import Grouping
 from penstock.cache.store import BlockNames, Offloading
 from penstock.config import Resolved
 from penstock.host.gguf_parts import parse_part
+from penstock.host.samples import sample_file
 from penstock.host.version import VERSION
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
@@ -19,28 +21,41 @@ from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.files import FileTier
 
 GIB = 1 << 30
-PIECE_BYTES = 1 << 16
-NUM_PIECES = 64  # of a model's file that are read, besides its size and time
+SAMPLE_BYTES = 1 << 16  # of a model's file that are read at a time
 SAVED_BYTES = 4 << 20  # by a plan with rows, unless one block is larger
 CODE = (".py", ".so", ".pyd")
 SETTINGS = (
     *("dtype", "quantization", "activation_dtype", "kv_cache_dtype", "block_size", "deterministic", "keeps_packed"),
-    *("load_format", "speculative_config", "device"),
+    *("kv_cache_dtype_skip_layers", "load_format", "speculative_config", "device"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
 )
 
 
+@dataclass(frozen=True)
+class RankPart:
+    """A rank's part of each block: its number, and its share of the bytes."""
+
+    rank: int = 0
+    share: float = 1.0
+
+
+WHOLE = RankPart()
+
+
 def open_store(
-    settings: Resolved, path: Path | None, spec: ModelSpec, grouping: Grouping
+    settings: Resolved, path: Path | None, spec: ModelSpec, grouping: Grouping, part: RankPart = WHOLE
 ) -> tuple[BlockStore, Offloading] | None:
-    """Open what the settings ask for; None if that is nothing. `path`: the model's."""
+    """Open what the settings ask for; None if that is nothing. `path`: the model's, `grouping`: of all ranks."""
     wanted = settings.kv_offloading_size or settings.kv_offloading_path is not None
     if not wanted or path is None or not grouping.groups or not settings.enable_prefix_caching:
         return None
     files = None
     if settings.kv_offloading_path is not None:
         files = FileTier(settings.kv_offloading_path, int(settings.kv_offloading_disk_size * GIB))
-    store = BlockStore(int(settings.kv_offloading_size * GIB), files)
-    names = BlockNames(make_fingerprint(settings, path, spec, grouping))
+    fingerprint = make_fingerprint(settings, path, spec, grouping)
+    name = f"rank {part.rank} {fingerprint}".encode() if part.rank else b""
+    store = BlockStore(int(settings.kv_offloading_size * part.share * GIB), files, name)
+    names = BlockNames(fingerprint)
     return store, Offloading(store, names, max(1, SAVED_BYTES // grouping.block_bytes))
 
 
@@ -69,17 +84,8 @@ def _describe_files(path: Path) -> list[tuple[str, int, int, str]]:
     described = []
     for file in sorted(found):
         seen = file.stat()
-        described.append((file.name, seen.st_size, seen.st_mtime_ns, _sample(file, seen.st_size)))
+        described.append((file.name, seen.st_size, seen.st_mtime_ns, sample_file(file, seen.st_size, SAMPLE_BYTES)))
     return described
-
-
-def _sample(file: Path, size: int) -> str:
-    made, step = hashlib.blake2b(digest_size=16), max(PIECE_BYTES, size // NUM_PIECES)
-    with file.open("rb") as opened:
-        for start in range(0, size, step):
-            opened.seek(start)
-            made.update(opened.read(PIECE_BYTES))
-    return made.hexdigest()
 
 
 @lru_cache(maxsize=1)

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
-from penstock.engine.plan import Plan
+from penstock.cache.store import Transfer
 from penstock.runner.memory import BlockMemory
 from penstock.runner.store.blocks import BlockStore
 
 _log = logging.getLogger(__name__)
 
 
-def transfer(plan: Plan, memory: BlockMemory, store: BlockStore | None) -> bool:
-    """Save and load what the plan says; False if a block to be loaded is lost. A save may fail."""
-    if store is None or not (plan.saves or plan.loads):
-        return True
+class Copies(Protocol):
+    """A plan, or what a rank is told of one."""
+
+    @property
+    def saves(self) -> Sequence[Transfer]: ...
+
+    @property
+    def loads(self) -> Sequence[Transfer]: ...
+
+
+def transfer(copies: Copies, memory: BlockMemory, store: BlockStore | None) -> list[bytes]:
+    """Save and load what is said; returns the names of blocks to be loaded that are lost. A save may fail."""
+    if store is None or not (copies.saves or copies.loads):
+        return []
     try:
-        for save in plan.saves:
+        for save in copies.saves:
             store.save(save.name, memory.read(save.blocks))
     except Exception:
         _log.exception("cache blocks could not be saved")
-    is_whole = True
-    for load in plan.loads:  # all of them: what is lost is saved again once it is known to be
+    lost = []
+    for load in copies.loads:  # all of them: what is lost is saved again once it is known to be
         data = store.load(load.name)
         if data is None or not memory.write(load.blocks, data):
             store.drop(load.name)
-            is_whole = False
-    return is_whole
+            lost.append(load.name)
+    return lost

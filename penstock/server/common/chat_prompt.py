@@ -159,7 +159,10 @@ class ChatPrompt:
         tokenizer = model.tokenizer
         template = body.chat_template or (tokenizer.chat_template if tokenizer else None)
         if tokenizer is None or template is None:
-            raise InvalidRequest(f"{model.name} has no chat template: use /v1/completions")
+            raise InvalidRequest(
+                f"{model.name} has no chat template: use /v1/completions or a model that has one, or start the server "
+                "with --chat-template FILE"
+            )
         cut = body.truncate_prompt_tokens is not None
         model.text.intake.check_length(sum(message.num_chars for message in body.messages), cut)
         tools = [

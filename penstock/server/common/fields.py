@@ -20,8 +20,16 @@ from pydantic import (
 from penstock.errors import InvalidRequest, quote
 from penstock.server.http.decode import BoundedModel, JsonBudget
 from penstock.server.http.unknown_keys import DECISIVE, UnknownKeys, refuse_unknown
-from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams, SpeculationParams
+from penstock.types import (
+    MAX_BREAKER_CHARS,
+    MAX_BREAKERS,
+    MAX_DRY_LENGTH,
+    MAX_LOGPROBS,
+    SamplingParams,
+    SpeculationParams,
+)
 from penstock.types.lora import MAX_LORAS, MAX_SCALE
+from penstock.types.sampling import MAX_SESSION_CHARS as MAX_SESSION_CHARS
 from penstock.types.speculation import MAX_DRAFT, METHODS
 
 if TYPE_CHECKING:
@@ -62,7 +70,6 @@ MAX_BAD_WORD_CHARS = 200
 MAX_BIASES = 10_000
 MAX_SAMPLERS = 32  # also the length of a name
 MAX_MESSAGES = 10_000
-MAX_SESSION_CHARS = 128
 MAX_TOOLS = 128
 MAX_INT32 = 2**31 - 1
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
@@ -173,6 +180,11 @@ class StreamOptions(RequestBody):
     include_obfuscation: bool | None = None  # no effect: chunks are not padded
 
 
+def name_slot(id: int) -> str:
+    """Name the session of llama-server's slot."""
+    return f"slot {id}"
+
+
 class SamplingBody(RequestBody):
     """Sampling parameters of OpenAI, vLLM and llama-server."""
 
@@ -202,7 +214,10 @@ class SamplingBody(RequestBody):
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_IDS)
     bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]] | None = Field(None, max_length=MAX_BAD_WORDS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprob_token_ids: list[int] | None = Field(None, max_length=MAX_LOGPROBS)
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool = False
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     session: str | None = Field(None, min_length=1, max_length=MAX_SESSION_CHARS)
@@ -240,9 +255,9 @@ class SamplingBody(RequestBody):
     # Penstock's
     speculation: Speculation = None
     include_applied: bool = False  # the ledger with the answer
+    id_slot: int | None = None  # without `session`, the session of that slot; -1 for none
     # no effect: prefixes are always cached
     cache_prompt: bool | None = None
-    id_slot: int | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -302,7 +317,9 @@ SAMPLING_FIELDS = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "logprob_token_ids",
     "truncate_prompt_tokens",
+    "truncation_side",
     "repeat_last_n",
     "dry_multiplier",
     "dry_base",
@@ -343,4 +360,4 @@ def _parse_token_id(key: str) -> int:
     return int(key)
 
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Annotated[str, Field(min_length=1, max_length=64)]  # the chat template decides which it knows

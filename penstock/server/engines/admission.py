@@ -21,7 +21,7 @@ from typing import NamedTuple
 from penstock.errors import Busy
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.engines.prompt_pace import MAX_RETRY_S, PromptPace
-from penstock.server.engines.queues import PromptQueue, TenantQueue, make_order
+from penstock.server.engines.queues import Placement, PromptQueue, TenantQueue, make_order
 
 OUTPUT_COST = 2.0
 WINDOW_S = 30.0  # over which throughput is measured
@@ -257,13 +257,13 @@ class AdmissionQueue:
         if flight.queue is not None:
             self.tenants[flight.tenant].promote(flight.queue)
 
-    def next(self, fits: Callable[[InFlightRequest], bool] | None = None) -> InFlightRequest | None:
-        """Dequeue the next request of the tenant served least, one that `fits` an engine with room if there is one."""
+    def next(self, placement: Placement | None = None) -> InFlightRequest | None:
+        """Dequeue the next request of the tenant served least; None if its requests wait for certain engines."""
         tenant = self._find_next_tenant()
-        if tenant is None:
+        queue = None if tenant is None else tenant.first if placement is None else tenant.choose(placement)
+        if tenant is None or queue is None:
             return None
         self.fair_shares.serve(tenant.name)
-        queue = tenant.first if fits is None else tenant.choose(fits)
         flight = queue.first
         tenant.begin(queue)
         self._take(flight)

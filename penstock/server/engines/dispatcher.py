@@ -17,6 +17,7 @@ from penstock.server.engines.direct import UnwrittenDeltas
 from penstock.server.engines.in_flight import STARTED_COST, InFlightRequest, Occupancy, RequestPart
 from penstock.server.engines.process import PREFILL
 from penstock.server.engines.replica import Replica, Replicas, can_hand_over
+from penstock.server.observe.ranks import RankLoss
 from penstock.types import Delta
 
 log = logging.getLogger("penstock.engine")
@@ -59,6 +60,7 @@ class Dispatcher:
         self.flights: dict[str, InFlightRequest] = {}  # with at least one part started
         self.unwritten = UnwrittenDeltas()
         self._lost: deque[RequestPart] = deque()  # lost in a crash, not yet resent
+        self._held: tuple[int, ...] | None = None  # the load when all were left waiting
 
     def open(self, replica: Replica, max_rows: int, cache_tokens: int = 0) -> None:
         """Start dispatching to an engine that runs `max_rows` sequences at once."""
@@ -100,6 +102,9 @@ class Dispatcher:
         num_written: dict[str, int] = {}  # tokens by tenant
         for delta in deltas:
             part = find(delta.request_id)
+            if part is not None and part.flight.request.beam and delta.sibling:
+                part.flight.collector.push(delta)  # a beam beside the best one, whose delta comes last
+                continue
             if part is None or delta.sibling not in part.siblings:
                 continue
             flight = part.flight
@@ -135,7 +140,7 @@ class Dispatcher:
         replica = part.engine
         if delta.sibling not in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
-        replica.quarantine.clear_if_progressed(part)
+        replica.quarantine.clear_after_progress(part)
         if is_handed_over and delta.sibling in flight.outputs:
             self.parts.end_sibling(part, delta.sibling)
             self._lost.append(RequestPart(flight, [delta.sibling]))
@@ -162,7 +167,7 @@ class Dispatcher:
             self._fail(part.flight, InvalidRequest(error))
             self.dispatch()
 
-    def handle_death(self, replica: Replica, was_ready: bool) -> None:
+    def handle_death(self, replica: Replica, was_ready: bool, loss: RankLoss | None = None) -> None:
         """Keep a dead engine's requests for the others or its successor, except those that crash it."""
         parts = [part for part in self.parts if part.engine is replica]
         for part in parts:
@@ -170,9 +175,10 @@ class Dispatcher:
         replica.clear()
         lost, condemned = replica.quarantine.handle_death(parts, was_ready)
         self._lost.extend(lost)
+        why = "the engine died and was restarted" if loss is None else loss.explain()
         for part in (*lost, *replica.quarantine):
-            part.flight.trace.num_restarts += 1
-            part.flight.follow(part.siblings, "restart", "the engine died and was restarted")
+            part.flight.trace.restart(loss)
+            part.flight.follow(part.siblings, "restart", why)
         for part in condemned:
             self._fail(part.flight, EngineFailed("this request crashed the engine each time it ran; it is not retried"))
         self.dispatch()
@@ -225,12 +231,23 @@ class Dispatcher:
             if replica.is_open and len(replica.quarantine):
                 for part in replica.quarantine.next_group(time.monotonic()):
                     self._start(part, replica)
-        while len(self.admission) and (self.replicas.has_room or self._preempt()):
-            self._start_next()
+        if self._held is not None and self._held == self.replicas.measure(len(self.admission)):
+            return
+        self._held = None
+        placement = self.replicas if len(self.replicas) > 1 else None
+        while self._held is None and len(self.admission):
+            if self.replicas.has_room:
+                self._held = None if self._start_next(placement) else self.replicas.measure(len(self.admission))
+            elif self._preempt():
+                self._start_next(None)
+            else:
+                return
 
-    def _start_next(self) -> None:
-        flight = self.admission.next(self.replicas.fits if len(self.replicas) > 1 else None)
-        assert flight is not None
+    def _start_next(self, placement: Replicas | None) -> bool:
+        """Send the next request; False if those that could be next had better wait for engines without room."""
+        flight = self.admission.next(placement)
+        if flight is None:
+            return False
         replica = self.replicas.choose_with_room(flight)
         part = flight.parts.popleft()
         rest = part.split(max(1, min(MAX_PART_SIBLINGS, (replica.max_rows or 1) // MIN_PARTS)))
@@ -240,6 +257,7 @@ class Dispatcher:
             self.admission.put_back(flight)
         self.flights[flight.request.id] = flight
         self._start(part, replica)
+        return True
 
     def _start(self, part: RequestPart, replica: Replica) -> None:
         flight = part.flight
@@ -257,6 +275,8 @@ class Dispatcher:
         replica.add(part, self.replicas.digest(flight))
         if has_others:
             flight.trace.place(replica.number)
+        if replica.ranks:
+            flight.trace.place_on_ranks(replica.number, replica.ranks)
         if request.is_guided:
             flight.follow(part.siblings, "grammar")
         else:

@@ -20,6 +20,7 @@ from penstock.engine.messages import (
     Forget,
     Found,
     Look,
+    LostRank,
     Ready,
     Refused,
     Report,
@@ -30,6 +31,7 @@ from penstock.server.engines.controls import Controls
 from penstock.server.engines.dispatcher import Dispatcher, add_energy
 from penstock.server.engines.process import EngineProcess, Launch
 from penstock.server.engines.watchdog import WATCH_S, Backoff, Watchdog
+from penstock.server.observe.ranks import RankWatch
 
 log = logging.getLogger("penstock.engine")
 MAX_LOOK_S = 5.0  # until an unanswered look is repeated
@@ -95,6 +97,7 @@ class RemoteEngine:
         self.dispatcher = dispatcher
         self.replica = dispatcher.replicas.add(self._send, launch.find_role(len(dispatcher.replicas)))
         self.controls = Controls(self._send)
+        self.ranks = RankWatch()
         self.list_first: Callable[[], Iterable[object]] = tuple  # messages that come before the requests
         self._watchdog = Watchdog(hang_s)
         self._backoff = Backoff()
@@ -223,6 +226,7 @@ class RemoteEngine:
         elif isinstance(report, Beat):
             self._watchdog.record(report)
             self.stats = report.stats or self.stats
+            self.ranks.take(report.ranks)
         elif isinstance(report, Seen):
             self.view.take(report)
             self.stats = report.stats
@@ -232,6 +236,8 @@ class RemoteEngine:
             self.controls.take(report)
         elif isinstance(report, Found):
             self._on_found(report)
+        elif isinstance(report, LostRank):
+            self.ranks.lose(report)
         elif isinstance(report, Failed):
             self._failed = report.error
         elif isinstance(report, Ready):
@@ -240,6 +246,8 @@ class RemoteEngine:
             self._settled.set()
             self.controls.open(self.list_first())
             self.replica.num_slots = next((value for name, value, _ in report.settings if name == "max_loras"), 0)
+            self.ranks.open(report.ranks)
+            self.replica.ranks = report.ranks
             self.dispatcher.open(self.replica, report.max_num_seqs, report.kv_cache_tokens)
 
     def forget_prefixes(self) -> None:
@@ -267,7 +275,7 @@ class RemoteEngine:
                 f"({end}): see its standard error; the usual cause is too little memory"
             )
             return
-        self.dispatcher.handle_death(self.replica, was_ready)
+        self.dispatcher.handle_death(self.replica, was_ready, self.ranks.close())
         self._next_try_s = time.monotonic() + delay_s if delay_s else None
         log.error(
             "engine %s crashed (%s)%s; restarting%s, %d requests continue",

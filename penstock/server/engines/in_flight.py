@@ -233,7 +233,8 @@ class InFlightRequest:
                 if item is None:
                     return
                 ready.append(item)
-                num_open -= item.finish_reason is not None
+                is_end = item.finish_reason is not None and not (self.request.beam and item.index)
+                num_open -= is_end
             if ready:
                 yield ready
 

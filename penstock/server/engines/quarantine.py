@@ -54,7 +54,8 @@ class Quarantine:
             self._tried[part] = now + part.trial_s
         return group
 
-    def clear_if_progressed(self, part: RequestPart) -> None:
+    def clear_after_progress(self, part: RequestPart) -> None:
+        """End the trial of a part that has made progress, and its suspicion."""
         if part in self._tried and part.num_tokens >= SOLID_TOKENS:
             self._tried.pop(part)
             _clear(part)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
 MAX_PASSES = 16  # then a request cannot be overtaken
 MAX_CANDIDATES = 128  # requests considered
-MAX_FITTING = 32  # requests considered for the engine that has room
+MAX_FITTING = 32  # requests considered for the engines that have room
+
+
+class Placement(Protocol):
+    """Says which waiting requests engines would take now."""
+
+    def fits(self, flight: InFlightRequest) -> bool:
+        """True if the engine that is best for a request has room."""
+
+    def find_movable(self, flights: Sequence[InFlightRequest], num_waiting: int) -> Sequence[int]:
+        """Return which of the first of `num_waiting` requests, none of which fits, an engine should have."""
 
 
 class QueueOrder(Protocol):
@@ -158,13 +168,20 @@ class TenantQueue:
     def first(self) -> PromptQueue:
         return self._order.pick(self._best.queues)
 
-    def choose(self, fits: Callable[[InFlightRequest], bool]) -> PromptQueue:
-        """Return the request to go next, which `fits` if one of the first does. None is overtaken for ever."""
+    def choose(self, placement: Placement) -> PromptQueue | None:
+        """Return the request to go next: one that fits, or else one that moves to an engine that runs dry. None if all
+        had better wait for the engines that are best for them: each has the next place there that it is first for."""
         queues = self._best.queues
-        if next(iter(queues)).num_passed >= MAX_PASSES:
-            return self.first
-        fitting = [queue for queue in islice(queues, MAX_FITTING) if fits(queue.first)]
-        return self._order.pick(fitting) if fitting else self.first
+        near = list(islice(queues, MAX_FITTING))
+        fitting = (queue for queue in near if placement.fits(queue.first))
+        first = next(fitting, None)
+        if first is not None:
+            return self._order.pick(chain((first,), fitting))
+        for queue in islice(queues, MAX_FITTING, MAX_CANDIDATES):
+            if placement.fits(queue.first):
+                return queue
+        movable = [near[at] for at in placement.find_movable([queue.first for queue in near], len(queues))]
+        return self._order.pick(movable) if movable else None
 
     @property
     def oldest_unstarted(self) -> PromptQueue | None:

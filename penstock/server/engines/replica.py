@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.engine.messages import Abort, Add
+from penstock.engine.messages import Abort, Add, RankRecord
 from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
 from penstock.server.engines.process import BOTH, DECODE, PREFILL
 from penstock.server.engines.quarantine import Quarantine
@@ -28,6 +29,7 @@ class Replica:
         self.number, self.send, self.role = number, send, role
         self.max_rows: int | None = None  # of the present process
         self.num_slots = 0  # for adapters
+        self.ranks: Sequence[RankRecord] = ()  # of the present process, where there are several
         self.quarantine = Quarantine()
         self.prefixes = SentPrefixes()
         self.num_rows = 0
@@ -44,6 +46,11 @@ class Replica:
         if self.max_rows is None or self.num_rows < self.max_rows + MAX_AHEAD:
             return self.max_rows is not None
         return self.num_rows < self.most_parts + MAX_AHEAD
+
+    @property
+    def is_short(self) -> bool:
+        """True if it can run more than it has, so that it takes prompts that others know better."""
+        return self.max_rows is not None and self.num_rows < self.most_parts
 
     @property
     def most_parts(self) -> int:
@@ -123,6 +130,11 @@ class Replicas:
         """Sequences that take rows of open engines, or none yet."""
         return sum(replica.most_parts for replica in self)
 
+    def measure(self, num_waiting: int) -> tuple[int, ...]:
+        """Return counts: while they stay, nobody can go who could not before."""
+        rows, pending = sum(one.num_rows for one in self), sum(one.num_pending for one in self)
+        return num_waiting, rows, pending, self.most_parts
+
     @property
     def has_room(self) -> bool:
         return any(replica.has_room for replica in self)
@@ -155,14 +167,59 @@ class Replicas:
         return len(flight.request.tokens) - BLOCK_TOKENS * known >= MIN_HANDED_OVER
 
     def choose_with_room(self, flight: InFlightRequest) -> Replica:
-        """Choose an engine that can take a request now, the best one if it can."""
+        """Choose an engine that can take a request now: the best one if it can, else one that runs dry."""
         best = self.choose(flight)
+        if best.has_room:
+            return best
         free = [one for one in self._list_fit(flight) if one.has_room]
-        return best if best.has_room or not free else choose_replica(free, self.digest(flight))
+        short = [one for one in free if one.is_short]
+        return choose_replica(short or free or [best], self.digest(flight))
 
     def fits(self, flight: InFlightRequest) -> bool:
         """True if the engine that is best for a request has room."""
         return self.choose(flight).has_room
+
+    def find_movable(self, flights: Sequence[InFlightRequest], num_waiting: int) -> Sequence[int]:
+        """Return which of the first requests, which fit nowhere, an engine that runs dry should have: where the engines
+        that are best for them have more to do than that one and what it would compute again. What it computes again for
+        the first, the others can follow; so those go that cost least each."""
+        backlog: Counter[int] = Counter()  # tokens by engine
+        groups: dict[tuple[int, bytes], list[_Move]] = {}
+        for at, flight in enumerate(flights):
+            best, digests = self.choose(flight), self.digest(flight)
+            num_known = best.prefixes.count(digests)
+            num_new = len(flight.request.tokens) - BLOCK_TOKENS * num_known
+            backlog[best.number] += (ROW_TOKENS + num_new) * num_waiting // len(flights)
+            short = [one for one in self._list_fit(flight) if one.is_short]
+            if short:
+                engine = choose_replica(short, digests)
+                begin = engine.prefixes.count(digests)
+                first = b"".join(digests[begin : begin + 1])
+                move = _Move(at, best, engine, max(1, BLOCK_TOKENS * (num_known - begin)))
+                groups.setdefault((engine.number, first), []).append(move)
+        if not groups and any(one.is_short for one in self):
+            return (0,)  # beyond its engine's room, so that those behind it get to the other one
+        worth = ([one for one in moves if one.is_worth(backlog[one.source.number])] for moves in groups.values())
+        cheapest = max(filter(None, worth), key=_count_per_token, default=[])
+        return [move.at for move in cheapest]
+
+
+class _Move(NamedTuple):
+    """A waiting request that may go to `target` instead of `source`, which would be better but has no room."""
+
+    at: int
+    source: Replica
+    target: Replica
+    num_again: int  # tokens that are computed again
+
+    def is_worth(self, backlog: int) -> bool:
+        """True if it is computed earlier there; `backlog`: tokens that wait for the source."""
+        return self.source.work + backlog > self.target.work + self.num_again
+
+
+def _count_per_token(moves: Sequence[_Move]) -> float:
+    """Return how many requests share what is computed again for the first of them."""
+    return len(moves) / min(one.num_again for one in moves)
 
 
 def can_hand_over(request: Request) -> bool:

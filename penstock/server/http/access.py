@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 QUIET = frozenset(
-    {"/health", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE}
+    {"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics", FILES_ROUTE}
 )  # polled, or in numbers
 OTHER = "other"  # unknown routes and methods
 MAX_PATH_CHARS = 200
@@ -150,9 +150,8 @@ class AccessLogMiddleware:
         async def pass_on(message: Message) -> None:
             if body is None or not body.is_held_up:
                 return await send(message)
-            wait_s = time.monotonic()
-            await send(message)
-            trace.wait_for_client(wait_s)
+            with trace.wait_for_client():
+                await send(message)
 
         async def record(message: Message) -> None:
             nonlocal status, is_whole

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.server.model import ServedModel
     from penstock.server.state import Server
     from penstock.text.prompt_encoder import Encoded
-    from penstock.types import SamplingParams
+    from penstock.types import BeamSearchParams, SamplingParams
 
 RESERVATION = "body_reservation"  # scope key: the memory held by the body
 IDENTITY = "client_identity"  # scope key: the request's Client
@@ -187,7 +187,7 @@ async def start_generation(
     request: Request,
     model: ServedModel,
     body: SamplingBody,
-    prompts: Sequence[tuple[Encoded, SamplingParams]],
+    prompts: Sequence[tuple[Encoded, SamplingParams | BeamSearchParams]],
     *,
     pool: bool = False,
 ) -> Generation:
@@ -207,7 +207,10 @@ async def start_generation(
 
 
 def _warn_of_truncation(
-    request: Request, model: ServedModel, generation: Generation, prompts: Sequence[tuple[Encoded, SamplingParams]]
+    request: Request,
+    model: ServedModel,
+    generation: Generation,
+    prompts: Sequence[tuple[Encoded, SamplingParams | BeamSearchParams]],
 ) -> None:
     for flight, (_, params) in zip(generation.flights, prompts):
         asked, left = params.max_tokens, model.text.intake.longest - len(flight.request.tokens)

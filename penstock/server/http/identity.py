@@ -22,6 +22,7 @@ SETTINGS = (
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",
+    "kv_cache_dtype_skip_layers",
     "load_format",
     "seed",
     "max_model_len",

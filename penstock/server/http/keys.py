@@ -28,14 +28,14 @@ from penstock.server.http.relay import CURRENT_RELAY, RELAY, Relay, RouterAccess
 from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
-OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", FILES_ROUTE})
+OPEN = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", FILES_ROUTE})
 ADMIN = frozenset({"/api/pull", "/api/delete", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 ADMIN_PREFIX = "/admin/"  # also the admin's, all but those for tenants
 FOR_TENANTS = frozenset({"/admin/requests/{id:path}"})  # a tenant finds its own
 KEYS_VARIABLE, ADMIN_VARIABLE = "PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEY"
 MAX_FILE_BYTES = 1 << 20
 FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
-OTHERS_LOAD = frozenset({"/metrics"})  # show the load of all tenants: for the admin only
+OTHERS_LOAD = frozenset({"/metrics", "/slots"})  # show the load of all tenants: for the admin only
 SEES_ALL = "sees_all"  # scope key
 ROUTE = "route_path"  # scope key: the matched route's declared path, or None
 

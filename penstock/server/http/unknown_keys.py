@@ -63,7 +63,7 @@ search_parameters stop_strings thinking_budget tool_stream
 )
 _NO_MEDIA = "models here read text only; leave it out"
 _ADAPTER = "give an adapter's name as the model"
-_NO_BEAMS = "beam search is not supported; leave it out"
+_NO_BEAMS = "give use_beam_search and n to /v1/completions or /v1/chat/completions"
 _LENGTH = "give max_tokens"
 _STOP = "give stop"
 _FORM = "give response_format or structured_outputs"
@@ -77,7 +77,7 @@ DECISIVE: Mapping[str, str] = {
     "images": _NO_MEDIA,
     "image_data": _NO_MEDIA,
     "multimodal_data": _NO_MEDIA,
-    "use_beam_search": _NO_BEAMS,
+    "use_beam_search": _NO_BEAMS,  # where a body has no such field
     "num_beams": _NO_BEAMS,
     "max_new_tokens": _LENGTH,
     "max_length": _LENGTH,

@@ -37,8 +37,15 @@ def describe_model(model: ServedModel, engine: Fleet) -> dict[str, Any]:
         "rows": rows[:MAX_ROWS],
         "queue": _list_queue(engine, seen),
         "blocks": _format_blocks(seen) if seen else None,
-        **({"replicas": [describe_replica(one) for one in engine.engines]} if len(engine.engines) > 1 else {}),
+        **describe_processes(engine),
     }
+
+
+def describe_processes(engine: Fleet) -> dict[str, Any]:
+    """Describe a model's replicas, if there are several; else the ranks of its one engine, if those are."""
+    if len(engine.engines) > 1:
+        return {"replicas": [describe_replica(one) for one in engine.engines]}
+    return engine.engines[0].ranks.describe()
 
 
 def describe_replica(engine: RemoteEngine) -> dict[str, Any]:
@@ -46,6 +53,7 @@ def describe_replica(engine: RemoteEngine) -> dict[str, Any]:
     replica, stats = engine.replica, engine.stats
     return {
         "replica": replica.number,
+        "role": replica.role,
         "pid": engine.pid,
         "state": engine.state,
         "restarts": engine.num_restarts,
@@ -56,6 +64,7 @@ def describe_replica(engine: RemoteEngine) -> dict[str, Any]:
         "prompt_tokens": int(engine.total("num_prompt_tokens")),
         "cached_tokens": int(engine.total("num_cached_tokens")),
         "output_tokens": int(engine.total("num_output_tokens")),
+        **engine.ranks.describe(),
     }
 
 

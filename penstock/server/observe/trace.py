@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.engine.messages import Mark
+from penstock.engine.messages import Mark, RankRecord
+from penstock.server.observe.ranks import RankLoss, describe_facts
 
 MAX_STAGES = 100  # further ones are in the totals alone
 # states of an answer; the request is in the foremost state of all its answers
 ANSWER_STATES = ("decode", "prefill", "preempted", "wait", "grammar", "restart", "queue")
+SLOW_CLIENT = "the client is slow to read"
 STAGES = ("receive", "load", "tokenize", *reversed(ANSWER_STATES), "respond", "slow_client", "more")
 
 
@@ -44,7 +46,8 @@ class Trace:
         self.name, self.since_s = "receive", self.begun_s  # the present stage
         self.stages = [TraceStage(self.name, self.begun_s, self.begun_s)]
         self.sums: dict[str, float] = {}  # seconds by stage
-        self.client_wait_s = 0.0  # waiting for the client to read, beside other stages too
+        self._client_wait_s = 0.0  # waiting for the client to read, beside other stages too
+        self._held_up_s: float | None = None  # since when a write waits for the client
         self.queued_s: float | None = None  # when it entered the queue, was first run, had its first and last token
         self.run_s: float | None = None
         self.first_s: float | None = None
@@ -53,6 +56,8 @@ class Trace:
         self.num_drafts = self.num_accepted = 0
         self.num_chunks = self.num_preemptions = self.num_restarts = 0
         self.replicas: list[int] = []  # where its parts ran, where there are several
+        self.ranks: list[tuple[int, Sequence[RankRecord]]] = []  # of the engine processes where its parts ran
+        self.lost_ranks: list[RankLoss] = []  # that ended one of these
         self.outlives_connection = False  # it ends with its last token
         self.parent = ""  # a traceparent header
         self.energy_j: float | None = None
@@ -106,6 +111,8 @@ class Trace:
         if before == state:
             return
         foremost = next((one for one in ANSWER_STATES if self._counts[one]), "respond")
+        if foremost == "respond" and self._held_up_s is not None:
+            foremost, why = "slow_client", SLOW_CLIENT
         if foremost != self.name:
             self.move(foremost, at_s, why, tenants)
         if state == "queue" and self.queued_s is None:
@@ -167,13 +174,30 @@ class Trace:
         if replica not in self.replicas[-1:] and len(self.replicas) < MAX_STAGES:
             self.replicas.append(replica)
 
-    def wait_for_client(self, begin_s: float) -> None:
-        """Record that a write waited since then for the client to read, until now."""
-        now = time.monotonic()
-        self.client_wait_s += now - begin_s
+    def place_on_ranks(self, replica: int, ranks: Sequence[RankRecord]) -> None:
+        """Record that a part is sent to an engine of several ranks."""
+        if all(one is not ranks for _, one in self.ranks) and len(self.ranks) < MAX_STAGES:
+            self.ranks.append((replica, ranks))
+
+    def restart(self, loss: RankLoss | None) -> None:
+        """Record that the engine of a part has died, and which of its ranks was lost, if that ended it."""
+        self.num_restarts += 1
+        if loss is not None and loss not in self.lost_ranks and len(self.lost_ranks) < MAX_STAGES:
+            self.lost_ranks.append(loss)
+
+    @contextmanager
+    def wait_for_client(self) -> Iterator[None]:
+        """Record that a write waits for the client to read, until the block ends."""
+        begin_s = self._held_up_s = time.monotonic()
         if self.name == "respond":
-            self.move("slow_client", begin_s, "the client was slow to read")
-            self.move("respond", now)
+            self.move("slow_client", begin_s, SLOW_CLIENT)
+        try:
+            yield
+        finally:
+            now, self._held_up_s = time.monotonic(), None
+            self._client_wait_s += now - begin_s
+            if self.name == "slow_client":
+                self.move("respond", now)
 
     def finish(self, status: int | None = None) -> None:
         """End the timeline; only the first call counts."""
@@ -182,6 +206,13 @@ class Trace:
             self.end_s = max(time.monotonic(), self.since_s)
             self._close(self.end_s)
             self._answers.clear()
+
+    @property
+    def client_wait_s(self) -> float:
+        """All time in which a write waited for the client, the present wait included."""
+        if self._held_up_s is None:
+            return self._client_wait_s
+        return self._client_wait_s + (time.monotonic() if self.end_s is None else self.end_s) - self._held_up_s
 
     @property
     def e2e_s(self) -> float:
@@ -231,6 +262,7 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
         "status": trace.status,
         "finish_reasons": trace.finish_reasons,
         **({"replicas": trace.replicas} if trace.replicas else {}),
+        **(_format_ranks(trace) if sees_all and trace.ranks else {}),
         "begun": trace.begun_unix_s,
         "stages": stages,
         "totals": {
@@ -248,6 +280,14 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
             "restarts": trace.num_restarts,
             **({} if trace.energy_j is None else {"energy_mj": round(1e3 * trace.energy_j, 3)}),
         },
+    }
+
+
+def _format_ranks(trace: Trace) -> dict[str, Any]:
+    """Format the ranks of all engine processes where a request ran, and those that were lost meanwhile."""
+    return {
+        "ranks": [{"replica": replica, **describe_facts(one)} for replica, ranks in trace.ranks for one in ranks],
+        "lost_ranks": [loss.describe() for loss in trace.lost_ranks],
     }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.server.common.beams import find_beams
 from penstock.server.common.chat_prompt import ChatPrompt, warn_of_unused_budget
+from penstock.server.common.defaults import take_defaults
 from penstock.server.common.message_builder import MessageBuilder
 from penstock.server.engines.direct import OpenBody, join_deltas
 from penstock.server.generation import Generation
@@ -31,19 +33,22 @@ from penstock.server.http.context import (
 from penstock.server.http.errors import ApiError, warn
 from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import ChatBody
-from penstock.server.openai.logprobs import add_token_texts, format_chat_logprobs, format_prompt_logprobs
-from penstock.types import StreamDelta
+from penstock.server.openai.logprobs import add_token_texts, count_top, format_chat_logprobs, format_prompt_logprobs
+from penstock.types import StreamDelta, TokenLogprobs
 from penstock.types.speculation import PREDICTION
 
 
 async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatBody)
     server = server_of(request)
+    take_defaults(body, server.config)
     model = await server.catalog.open(body.model)
     _check_template(request, body, model)
     chat_prompt = await cancel_on_disconnect(request, ChatPrompt.prepare(body, model, client_of(request).tenant))
     warn_of_unused_budget(request, body, chat_prompt)
-    generation = await start_generation(request, model, body, [(chat_prompt.encoded, chat_prompt.params)])
+    encoded = chat_prompt.encoded
+    params = find_beams(body, chat_prompt.params, len(encoded.tokens), model.text.intake)
+    generation = await start_generation(request, model, body, [(encoded, params)])
     answer = ChatAnswer(body, chat_prompt, generation)
     server.traces.name(generation.trace, str(answer.head["id"]))
     if body.stream:
@@ -86,9 +91,9 @@ class ChatAnswer:
             **self.head,
             "object": "chat.completion.chunk",
             "system_fingerprint": generation.model.fingerprint,
-            **({"prompt_token_ids": None} if body.return_token_ids else {}),
         }
         self._has_begun = [False] * count
+        self._num_sent = 0  # tokens of the chunks so far
 
     async def collect(self) -> Any:
         async with contextlib.aclosing(self.generation.stream()) as items:
@@ -157,15 +162,16 @@ class ChatAnswer:
             "token_ids": None,
         }
         if self.body.logprobs:
-            choice["logprobs"] = {
-                "content": format_chat_logprobs(builder.logprobs, self.body.top_logprobs or 0),
-                "refusal": None,
-            }
+            choice["logprobs"] = {"content": self._format_logprobs(builder.logprobs), "refusal": None}
         if builder.forced_closing:
             choice["forced_closing"] = True
         if self.body.return_token_ids:
             choice["token_ids"] = builder.token_ids
         return choice
+
+    def _format_logprobs(self, positions: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+        num_top = count_top(self.body, self.body.top_logprobs)
+        return format_chat_logprobs(positions, num_top, self.body.return_tokens_as_token_ids)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
@@ -221,6 +227,7 @@ class ChatAnswer:
 
     def _encode_delta(self, head: dict[str, Any], item: StreamDelta) -> list[bytes]:
         builder = self.builders[item.index]
+        self._num_sent += len(item.token_ids)
         deltas = builder.push(item)
         if not self.body.include_reasoning:
             deltas = [delta for delta in deltas if "reasoning_content" not in delta]
@@ -229,24 +236,22 @@ class ChatAnswer:
                 delta["reasoning"] = delta["reasoning_content"]
         extras: dict[str, Any] = {}
         if self.body.logprobs and item.logprobs:
-            extras["logprobs"] = {
-                "content": format_chat_logprobs(item.logprobs, self.body.top_logprobs or 0),
-                "refusal": None,
-            }
+            extras["logprobs"] = {"content": self._format_logprobs(item.logprobs), "refusal": None}
         if self.body.return_token_ids and item.token_ids:
             extras["token_ids"] = list(item.token_ids)
         if extras and not deltas:
             deltas = [{"content": ""}]
-        chunks = [
-            self._encode_chunk(head, item.index, delta, **(extras if at == 0 else {}))
-            for at, delta in enumerate(deltas)
-        ]
+        parts: list[tuple[dict[str, Any], dict[str, Any]]]
+        parts = [(delta, extras if at == 0 else {}) for at, delta in enumerate(deltas)]
         if item.finish_reason is not None:
             end: dict[str, Any] = {"finish_reason": builder.finish_reason, "stop_reason": builder.stop_reason}
             if builder.forced_closing:
                 end["forced_closing"] = True
-            chunks.append(self._encode_chunk(head, item.index, {}, **end))
-        return chunks
+            if self._has_usage_chunks and parts:  # as in vLLM, each chunk's usage is over that of the one before
+                parts[-1][1].update(end)
+            else:
+                parts.append(({}, end))
+        return [self._encode_chunk(head, item.index, delta, **more) for delta, more in parts]
 
     def _encode_content(self, head: dict[str, Any], index: int, text: str) -> bytes:
         template = self._templates.get(index)
@@ -265,7 +270,9 @@ class ChatAnswer:
         chunk = {**head, "choices": [choice]}
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            chunk["usage"] = self._format_usage() if options.continuous_usage_stats else None
+            chunk["usage"] = None
+            if options.continuous_usage_stats:
+                chunk["usage"] = {**self._format_usage(), **self.generation.usage.count(self._num_sent)}
         if choice["finish_reason"] is not None:
             chunk |= self.generation.relaxed
             if all(builder.finish_reason is not None for builder in self.builders):

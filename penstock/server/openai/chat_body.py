@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from penstock.errors import quote
+from penstock.server.common.beams import BeamBody
 from penstock.server.common.fields import (
     MAX_INT32,
     MAX_MESSAGES,
@@ -199,7 +200,7 @@ class AllowedChoice(RequestBody):
         return {tool.function.name for tool in self.allowed_tools.tools}
 
 
-class ChatBody(SamplingBody, StructuredOutputsBody):
+class ChatBody(SamplingBody, StructuredOutputsBody, BeamBody):
     model_config = ConfigDict(json_schema_extra=lambda schema: hide_fields(schema, REFUSED))
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool | None = None

@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.server.common.beams import BeamBody, find_beams
+from penstock.server.common.defaults import take_defaults
 from penstock.server.common.fields import MAX_INT32, MAX_TOP_LOGPROBS, SamplingBody, make_sampling_params
 from penstock.server.common.structured_outputs import StructuredOutputsBody, read_constraint
 from penstock.server.engines.direct import OpenBody, join_deltas
@@ -34,7 +36,13 @@ from penstock.server.http.context import (
 from penstock.server.http.errors import warn
 from penstock.server.model import ServedModel
 from penstock.server.openai.infill import encode_infill, find_infill_tokens, stop_at_infill_end
-from penstock.server.openai.logprobs import add_token_texts, format_completion_logprobs, format_prompt_logprobs
+from penstock.server.openai.logprobs import (
+    add_token_texts,
+    count_top,
+    format_completion_logprobs,
+    format_prompt_logprobs,
+    name_token,
+)
 from penstock.text.chat.reasoning import detect_kind, prompt_block
 from penstock.text.infill import Gap, Room
 from penstock.text.prompt_encoder import Encoded
@@ -47,7 +55,7 @@ Kind = TypeVar("Kind")
 Several = Annotated[list[Kind], Field(max_length=MAX_PROMPTS)]
 
 
-class CompletionBody(SamplingBody, StructuredOutputsBody):
+class CompletionBody(SamplingBody, StructuredOutputsBody, BeamBody):
     prompt: str | list[int] | Several[str] | Several[list[int]]
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool | None = None
@@ -95,6 +103,7 @@ class CompletionBody(SamplingBody, StructuredOutputsBody):
 async def completions(request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     server = server_of(request)
+    take_defaults(body, server.config)
     model = await server.catalog.open(body.model)
     params, tenant = _make_params(body, model), client_of(request).tenant
     if body.suffix:
@@ -108,7 +117,8 @@ async def completions(request: Request) -> Response:
         prompts = await (cancel_on_disconnect(request, work) if has_text else work)
     if params.thinking_token_budget is not None:
         prompts = await _find_reasoning(request, model, params, prompts)
-    generation = await start_generation(request, model, body, [(encoded, params) for encoded in prompts])
+    asked_of = [(one, find_beams(body, params, len(one.tokens), model.text.intake)) for one in prompts]
+    generation = await start_generation(request, model, body, asked_of)
     answer = CompletionAnswer(body, prompts, generation)
     server.traces.name(generation.trace, str(answer.head["id"]))
     if body.stream:
@@ -181,6 +191,7 @@ class CompletionAnswer:
         self._templates: dict[tuple[int, int], sse.EventTemplate] = {}
         self._num_open = self.num_each * len(prompts)  # choices of a stream
         self._begun: dict[tuple[int, int], int] = {}  # characters sent so far
+        self._num_sent = 0  # tokens of the chunks so far, where each chunk tells the usage
 
     async def collect(self) -> Any:
         await self.generation.wait()
@@ -220,15 +231,17 @@ class CompletionAnswer:
             "finish_reason": finish_reason,
             "stop_reason": output.stop_reason,
         }
-        echoed = self._find_prompt_text(number) if body.echo and first else ""
-        choice["text"] = echoed + text
+        echoes = bool(body.echo) and first
+        choice["text"] = self._find_prompt_text(number) + text if echoes else text
         if body.logprobs is not None:
             positions: list[TokenLogprobs | None] = [*logprobs]
             ids = token_ids
-            if echoed:
+            if echoes:
                 positions = [*self._prompt_logprobs.get(number, []), *positions]
                 ids = [*self._find_tokens(number), *ids]
-            choice["logprobs"] = format_completion_logprobs(positions, self._decode_each(ids), body.logprobs, offset)
+            names = self._name_each(ids)
+            num_top, as_ids = count_top(body, body.logprobs), body.return_tokens_as_token_ids
+            choice["logprobs"] = format_completion_logprobs(positions, names, num_top, offset, as_ids)
         if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = format_prompt_logprobs(self._prompt_logprobs.get(number, []))
         if body.return_token_ids:
@@ -248,11 +261,11 @@ class CompletionAnswer:
         if prompt.prompt is not None and len(tokens) == len(prompt.tokens):
             return prompt.prompt
         tokenizer = self.generation.model.tokenizer
-        return tokenizer.decode(list(tokens)) if tokenizer else ""
+        return tokenizer.decode(list(tokens), skip_special_tokens=False) if tokenizer else ""
 
-    def _decode_each(self, ids: list[int]) -> list[str]:
-        tokenizer = self.generation.model.tokenizer
-        return [tokenizer.token_text(id) if tokenizer else f"token_id:{id}" for id in ids]
+    def _name_each(self, ids: list[int]) -> list[str]:
+        tokenizer = None if self.body.return_tokens_as_token_ids else self.generation.model.tokenizer
+        return [tokenizer.token_text(id) if tokenizer else name_token(id) for id in ids]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self.generation.stream()) as items:
@@ -300,7 +313,11 @@ class CompletionAnswer:
         chunk |= {} if self._num_open else self.generation.ledger
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            chunk["usage"] = self.generation.usage.to_openai() if options.continuous_usage_stats else None
+            chunk["usage"] = None
+            if options.continuous_usage_stats:
+                self._num_sent += len(item.token_ids)
+                usage = self.generation.usage
+                chunk["usage"] = {**usage.to_openai(), **usage.count(self._num_sent)}
         return chunk
 
     def _encode_batch(self, number: int, batch: list[StreamDelta]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.server.common.fields import SamplingBody
 from penstock.text.answers import TokenTexts
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import SamplingParams, TokenLogprobs
@@ -23,17 +24,28 @@ def clamp(value: float) -> float:
     return max(value, MIN_LOGPROB)
 
 
-def format_chat_logprobs(positions: Iterable[TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
-    """Format for chat completions: the chosen token first, then the most likely ones."""
+def count_top(body: SamplingBody, num_top: int | None) -> int:
+    """Count the alternatives to show per position: the tokens that the body names, or its number of likeliest."""
+    return len(body.logprob_token_ids) + 1 if body.logprob_token_ids else num_top or 0
+
+
+def name_token(id: int) -> str:
+    return f"token_id:{id}"
+
+
+def format_chat_logprobs(
+    positions: Iterable[TokenLogprobs], num_top: int, as_ids: bool = False
+) -> list[dict[str, Any]]:
+    """Format for chat completions: the chosen token first, then the most likely ones. `as_ids`: tokens by their ids."""
     content = []
     for position in positions:
         entries = [
             {
-                "token": one.decoded_token or "",
+                "token": name_token(id) if as_ids else one.decoded_token or "",
                 "logprob": clamp(one.logprob),
                 "bytes": list((one.decoded_token or "").encode()),
             }
-            for one in position.values()
+            for id, one in position.items()
         ]
         ranked = sorted(zip(entries, position.values()), key=lambda pair: -pair[1].logprob)
         content.append({**entries[0], "top_logprobs": [entry for entry, _ in ranked[:num_top]]})
@@ -41,18 +53,25 @@ def format_chat_logprobs(positions: Iterable[TokenLogprobs], num_top: int) -> li
 
 
 def format_completion_logprobs(
-    positions: Sequence[TokenLogprobs | None], tokens: Sequence[str], num_top: int, offset: int
+    positions: Sequence[TokenLogprobs | None], tokens: Sequence[str], num_top: int, offset: int, as_ids: bool = False
 ) -> dict[str, Any]:
-    """Format for completions; `tokens` are the texts. A prompt's first token has no logprob."""
+    """Format for completions; `tokens` are the names. A prompt's first token has no logprob."""
     offsets, values, tops = [], [], []
     for position, text in zip(positions, tokens):
         offsets.append(offset)
         offset += len(text)
         chosen = next(iter(position.values())) if position else None
         values.append(None if chosen is None else clamp(chosen.logprob))
-        ranked = sorted((position or {}).values(), key=lambda one: -one.logprob)[: max(1, num_top)]
-        tops.append({one.decoded_token or "": clamp(one.logprob) for one in ranked} if position else None)
+        tops.append(_format_top(position, num_top, as_ids) if position else None)
     return {"tokens": list(tokens), "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _format_top(position: TokenLogprobs, num_top: int, as_ids: bool) -> dict[str, float]:
+    """List the chosen token, and the most likely ones."""
+    chosen, *others = position.items()
+    ranked = sorted(position.items(), key=lambda pair: -pair[1].logprob)[:num_top]
+    listed = [chosen, *(pair for pair in others if pair in ranked)]
+    return {name_token(id) if as_ids else one.decoded_token or "": clamp(one.logprob) for id, one in listed}
 
 
 def format_prompt_logprobs(positions: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:

@@ -30,6 +30,8 @@ OWN: dict[tuple[str, str], Handler] = {
     ("GET", "/health"): routes.ready,
     ("GET", "/health/live"): routes.live,
     ("GET", "/health/ready"): routes.ready,
+    ("GET", "/ping"): routes.ready,
+    ("POST", "/ping"): routes.ready,
     ("GET", "/version"): routes.version,
     ("GET", "/metrics"): routes.metrics,
     ("GET", "/info"): routes.info,
@@ -46,8 +48,11 @@ OWN: dict[tuple[str, str], Handler] = {
     ("GET", "/admin/upstreams"): routes.list_upstreams,
     ("POST", "/admin/upstreams"): routes.set_drained,
 }
-LEFT_OUT = {"/", "/admin/live", "/admin/running", "/admin/models", "/docs", "/api/pull", "/api/delete"}  # of one server
-KEPT = ("/v1/responses/{id}", "/v1/files/{id}", "/v1/batches/{id}", "/admin/requests/{id")  # by one server
+LEFT_OUT = {  # of one server
+    *("/", "/admin/live", "/admin/running", "/admin/models", "/docs", "/api/pull", "/api/delete"),
+    *("/slots", "/slots/{id}"),
+}
+KEPT = ("/v1/responses/{id", "/v1/files/{id", "/v1/batches/{id", "/admin/requests/{id")  # by one server; {id:path} too
 
 
 def make_app(router: RouterServer) -> Starlette:

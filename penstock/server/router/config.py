@@ -1,4 +1,4 @@
-"""RouterServer options, a frozen dataclass; flags and documentation are generated from its fields."""
+"""The router's options, a frozen dataclass; flags and documentation are generated from its fields."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ POLICIES = ("prefix", "least_busy", "round_robin")
 class RouterConfig:
     """Options of `penstock route`."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    host: str = option("127.0.0.1", "own address; 0.0.0.0: all")
     port: int = option(8080, "port to listen on; 0 takes a free one", least=0, most=65535)
-    api_key: tuple[str, ...] = option((), "API key that clients must send; repeatable, each key is a tenant")
+    api_key: tuple[str, ...] = option((), "key that clients must send; each is a tenant")
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")
     admin_key_file: str | None = option(None, "file with the admin key")
@@ -33,7 +33,7 @@ class RouterConfig:
     shutdown_timeout: float = option(
         30.0, "seconds for running requests when the router stops", least=0, most=MAX_SECONDS
     )
-    allowed_hosts: tuple[str, ...] = option((), "further allowed Host header: NAME, *.NAME, or * for any; repeatable")
+    allowed_hosts: tuple[str, ...] = option((), "further Host header: NAME, *.NAME or *; repeatable")
     allowed_origins: tuple[str, ...] = option((), "allowed web origin (CORS), or * for any; repeatable")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")
     ssl_keyfile: str | None = option(None, "private key for HTTPS")

@@ -13,6 +13,27 @@ from penstock.server.http.errors import ApiError, format_ollama, format_tgi
 RESPONSES_PATH = "/v1/responses"
 
 
+def make_no_server_error(states: str = "") -> ApiError:
+    """Make the error of a request that no server takes; `states` says why, for those who may know."""
+    return ApiError(
+        503,
+        "no server takes requests now: try again later" + (f" ({states})" if states else ""),
+        code="no_upstream",
+        headers={"Retry-After": "2"},
+    )
+
+
+def make_owner_error() -> ApiError:
+    """Make the error of a request that only a server that is lost could have answered."""
+    return ApiError(
+        503,
+        "the one server that has what this request refers to is not there: try again when it is back, or send the "
+        "whole input to begin anew",
+        code="upstream_lost",
+        headers={"Retry-After": "2"},
+    )
+
+
 def encode_end(error: ApiError, path: str) -> bytes:
     """Encode what ends a stream that cannot go on."""
     if path.startswith("/api/"):

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.server.http.context import run_until_disconnect
 from penstock.server.http.errors import ApiError
 from penstock.server.http.relay import KEY_HEADER, KIND_HEADER, RELAY_HEADER, RESUME_HEADER
-from penstock.server.router.failures import encode_end, refuse
+from penstock.server.router.failures import encode_end, make_no_server_error, make_owner_error, refuse
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.marks import MarkedStream
 from penstock.server.router.pool import UpstreamPool
@@ -78,6 +78,11 @@ class Call:
     router_key: bytes | None = None
     relay: bytes = field(default_factory=lambda: f"{secrets.token_hex(16)}.{int(time.time())}".encode())
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True if nothing is changed by asking the same server twice."""
+        return self.method == "GET" or (self.facts.refers_to or "").startswith("resp")
+
     def list_headers(self, num_resume_bytes: int) -> Headers:
         if self.router_key is None or not self.facts.is_stream:
             return self.headers
@@ -123,7 +128,7 @@ class Forward:
         if self._num_deaths >= MAX_DEATHS:
             return None
         if call.owner is not None:
-            return None if call.owner in self._tried else call.owner
+            return await self._choose_owner(call.owner)
         if self._has_begun:
             return await self._choose_next()
         chosen = self._pool.choose(call.facts, self._tried)
@@ -131,6 +136,15 @@ class Forward:
             self._tried.clear()
             chosen = await self._pool.wait_for_any(call.facts, self._tried, RESEND_WAIT_S)
         return chosen
+
+    async def _choose_owner(self, owner: Upstream) -> Upstream | None:
+        """Choose the only server that can answer, also when it is there again after a connection broke off."""
+        if owner not in self._tried:
+            return owner
+        if self._refusal is not None or not self._call.is_repeatable:
+            return None
+        wait_s = RESUME_WAIT_S if self._has_begun else RESEND_WAIT_S
+        return owner if await self._pool.wait_for(owner, wait_s) else None
 
     async def _choose_next(self) -> Upstream | None:
         """Choose a server for the rest of a stream, waiting for one if need be."""
@@ -266,13 +280,10 @@ class Forward:
                 f"{self._num_deaths} servers broke off while they worked on this request: it is not sent to others",
                 code="upstream_lost",
             )
+        if self._call.owner is not None:
+            raise make_owner_error()
         states = "; ".join(f"{one.name}: {one.state}" for one in self._pool) if scope.get("sees_all") else ""
-        raise ApiError(
-            503,
-            "no server takes requests now: try again later" + (f" ({states})" if states else ""),
-            code="no_upstream",
-            headers={"Retry-After": "2"},
-        )
+        raise make_no_server_error(states)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._has_begun:

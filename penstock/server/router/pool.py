@@ -87,6 +87,13 @@ class UpstreamPool:
         number = self.sticky.get(id)
         return None if number is None else self.upstreams[number]
 
+    async def wait_for(self, upstream: Upstream, timeout_s: float) -> bool:
+        """Wait until a server's heartbeat says that it is ready; False if it does not in time."""
+        end = time.monotonic() + timeout_s
+        while not upstream.is_ready and time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+        return upstream.is_ready
+
     async def wait_for_any(self, facts: PromptFacts, tried: Collection[Upstream], timeout_s: float) -> Upstream | None:
         """Choose a server, waiting until one takes requests."""
         end = time.monotonic() + timeout_s

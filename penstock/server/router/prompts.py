@@ -1,4 +1,4 @@
-"""Read of a request's body what its server is chosen by: the model, the prompt's beginning, and what it refers to."""
+"""Read what a request's server is chosen by: its model, the beginning of its prompt, and what it refers to."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ class _Body(msgspec.Struct):
 
     model: Any = None
     stream: Any = None
-    max_tokens: Any = None
     previous_response_id: Any = None
     input_file_id: Any = None
-    id: Any = None
     instructions: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()

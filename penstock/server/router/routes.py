@@ -21,6 +21,7 @@ from penstock.server.http.context import client_of, json_response, receive_body,
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
 from penstock.server.http.relay import ADMIN_HEADER, KEY_HEADER, TENANT_HEADER
+from penstock.server.router.failures import make_no_server_error
 from penstock.server.router.forward import Call, Forward, drop_hops
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.prompts import PromptFacts, read_prompt
@@ -108,7 +109,7 @@ async def merge_lists(request: Request) -> Response:
     good = [(upstream, text) for upstream, response, text in answers if response is not None and response.status == 200]
     if not good:
         if not answers:
-            raise _make_no_server_error()
+            raise make_no_server_error()
         _, response, text = answers[0]
         return Response(text, 502 if response is None else response.status, media_type="application/json")
     pool = router_of(request).pool
@@ -134,7 +135,7 @@ async def upload(request: Request) -> Response:
     router = router_of(request)
     upstream = router.pool.choose(PromptFacts())
     if router.is_draining or upstream is None:
-        raise _make_no_server_error()
+        raise make_no_server_error()
     headers = _list_headers(request)
 
     async def parts() -> AsyncIterator[bytes]:
@@ -232,7 +233,10 @@ async def _read(request: Request, router: RouterServer) -> bytes:
     await release_body(request.scope)
     if router.num_kept_bytes + len(body) > MAX_KEPT_BYTES:
         raise Busy(
-            f"the bodies of running requests have {router.num_kept_bytes} bytes, the limit is {MAX_KEPT_BYTES}", 5, 503
+            f"the bodies of running requests have {router.num_kept_bytes} bytes, the limit is {MAX_KEPT_BYTES}: try "
+            "again later",
+            5,
+            503,
         )
     return body
 
@@ -326,9 +330,3 @@ async def _ask_all(
             return one, None, b""
 
     return list(await asyncio.gather(*(ask(one) for one in router_of(request).pool)))
-
-
-def _make_no_server_error() -> ApiError:
-    return ApiError(
-        503, "no server takes requests now: try again later", code="no_upstream", headers={"Retry-After": "2"}
-    )

@@ -1,8 +1,8 @@
 """Read the tokenizer in a GGUF file's metadata.
 
 Kinds: `gpt2` (byte-level BPE, pre-tokenizer named by `tokenizer.ggml.pre`), `llama` (SentencePiece BPE), `gemma4`
-(SentencePiece-like pieces with explicit merges; also meant by some names of `pre`), `bert` (WordPiece) and `t5`
-(SentencePiece unigram). An unknown
+(SentencePiece-like pieces with explicit merges; also meant by some names of `pre`), `bert` (WordPiece), `t5`
+(SentencePiece unigram) and `rwkv` (the longest token that matches). An unknown
 pre-tokenizer is refused: a similar one would give other tokens than in training. Older files (no `pre`, or `default`)
 get that of their architecture's published models, else GPT-2's.
 
@@ -15,14 +15,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
-from penstock.errors import InvalidModel
-from penstock.text.tokenizers import sentencepiece, wordpiece
+from penstock.errors import InvalidModel, quote
+from penstock.text.tokenizers import rwkv, sentencepiece, wordpiece
 from penstock.text.tokenizers.pre_tokenizers import BY_ARCHITECTURE, SPLITTINGS, Splitting
 from penstock.text.tokenizers.vocabulary import REMEDY, TURN_ENDS, Vocabulary, add_tokens, refuse_damage
 
@@ -90,7 +91,11 @@ class TokenizerMetadata:
         found = {}
         for key in self.values:
             if key == TEMPLATE_KEY or key.startswith(TEMPLATE_KEY + "."):
-                found[key[len(TEMPLATE_KEY) + 1 :] or "default"] = self._value(key, str, "a string")
+                text = self._value(key, str, "a string") or ""
+                if "{" not in text and text != rwkv.TEMPLATE_NAME:  # a name that another program gives a template
+                    _log.warning("%s: %s=%s is no Jinja template, and is left out", self.origin, key, quote(text))
+                    continue
+                found[key[len(TEMPLATE_KEY) + 1 :] or "default"] = rwkv.TEMPLATE if text == rwkv.TEMPLATE_NAME else text
         return found
 
 
@@ -242,6 +247,18 @@ def _byte_level(source: TokenizerMetadata) -> Vocabulary:
     return _vocabulary(source, backend, add_bos=splitting.add_bos)
 
 
+def _greedy(source: TokenizerMetadata) -> Vocabulary:
+    """Read RWKV's tokens: escaped bytes, but for control and added ones, which are texts."""
+    normal = source.of_kind(sentencepiece.NORMAL, sentencepiece.BYTE)
+    for id in normal:
+        source.texts[id] = rwkv.spell(rwkv.unescape(source.texts[id], source.origin))
+    backend, matcher = rwkv.build(source.texts, source.id("unknown_token_id"), normal, source.origin)
+    special = source.of_kind(sentencepiece.UNKNOWN, sentencepiece.CONTROL)  # an end of turn may be a normal token
+    plain = source.of_kind(sentencepiece.USER_DEFINED)
+    add_tokens(backend, [source.texts[id] for id in special], [source.texts[id] for id in plain])
+    return replace(_vocabulary(source, backend, add_bos=False), matcher=matcher)
+
+
 def _merges(source: TokenizerMetadata, known: Container[str]) -> list[tuple[str, str]]:
     """Return the merges of known tokens."""
     merges = []
@@ -311,4 +328,5 @@ READERS: dict[str, Callable[[TokenizerMetadata], Vocabulary]] = {
     "gemma4": _merged_pieces,
     "bert": _wordpiece,
     "t5": _unigram,
+    "rwkv": _greedy,
 }

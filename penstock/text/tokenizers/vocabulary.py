@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from penstock.errors import InvalidModel, PenstockError
+from penstock.text.tokenizers.rwkv import GreedyMatcher
 
 MAX_GROWTH = 64.0  # published tokenizers stay below 4
 MAX_STEPS = 64  # of a kind; published tokenizers have up to 20
@@ -95,6 +96,7 @@ class Vocabulary:
     templates: Mapping[str, str] = field(default_factory=dict)  # chat templates; the main one is "default"
     affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # ids around a prompt; None: the backend's own
     aliases: Mapping[int, int] = field(default_factory=dict)  # id → another id of equal text
+    matcher: GreedyMatcher | None = None  # encodes texts between added tokens, where the library cannot
     infill: Mapping[str, int] = field(default_factory=dict)  # FIM ids that a file names: pre, suf …
 
     def with_template(self, template: str) -> Vocabulary:

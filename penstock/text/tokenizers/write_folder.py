@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import processors
 
+from penstock.errors import InvalidModel
 from penstock.text.tokenizers.vocabulary import Vocabulary
 
 ENDLESS = int(1e30)  # transformers' "no limit"
@@ -16,6 +17,10 @@ ENDLESS = int(1e30)  # transformers' "no limit"
 def write_tokenizer(vocabulary: Vocabulary, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json, and the chat template where there is one."""
     backend = vocabulary.backend
+    if vocabulary.matcher is not None:
+        raise InvalidModel(
+            f"{vocabulary.origin}: tokenizer.json cannot hold an RWKV tokenizer: choose a scheme with gguf:"
+        )
     if vocabulary.affixes is not None:
         before, after = ([(backend.id_to_token(id), id) for id in ids] for ids in vocabulary.affixes)
         if before or after:

@@ -48,7 +48,7 @@ def _find_int8(parts: Parts, module: str, scale: PartHeader) -> QuantizedMatrix:
         parts.refuse(layout, "says that the weight is in a GPU's order of tiles, where rows are needed")
 
     def read() -> Coded:
-        scales = (parts.read(scale).float() * INT8_STEP).reshape(-1, 1)
+        scales = (parts.read_scale(scale).float() * INT8_STEP).reshape(-1, 1)
         return Coded(parts.read(weight).view(torch.uint8) ^ 128, scales, width, 128)
 
     used = tuple(part.name for part in (weight, scale, layout) if part is not None)
@@ -124,8 +124,8 @@ class _Scale:
         self.names += [self.nested.name, self.table.name]
 
     def read(self) -> Tensor:
-        absmax = self.parts.read(self.absmax)
+        absmax = self.parts.read_scale(self.absmax)
         if self.nested is None:
             return absmax
-        outer = self.parts.read(self.nested).repeat_interleave(self.size)[: self.num_blocks]
+        outer = self.parts.read_scale(self.nested).repeat_interleave(self.size)[: self.num_blocks]
         return self.parts.read(self.table)[absmax.long()] * outer + self.offset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -26,8 +25,6 @@ from penstock.models.files.safetensors import SafetensorsCheckpoint
 from penstock.quant.coded import Coded
 from penstock.quant.ints import quantize
 from penstock.quant.packed import Stored
-
-_log = logging.getLogger(__name__)
 
 Find = Callable[[Parts, Config], list[QuantizedMatrix]]
 
@@ -54,14 +51,23 @@ PARTS = frozenset(
 # Scales of activations, which are rounded by their own range here, and of keys and values.
 ACTIVATION_SCALES = frozenset("input_scale input_zero_point input_global_scale activation_scale output_scale".split())
 KV_SCALES = frozenset("k_scale v_scale kv_scale q_scale prob_scale k_zero_point v_zero_point".split())
+MAX_SCALES = 1024  # of one tensor: a scale for each head
 WIDE = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 
 
 def find_settings(file: SafetensorsCheckpoint) -> dict[str, Any] | None:
     """Return a folder's quantization settings, wherever its writer put them; None if it is not quantized."""
-    found = [(key, file.config[key]) for key in KEYS if file.config.get(key) not in (None, {})]
-    if len(found) == 2 and found[0][1] != found[1][1]:
-        raise InvalidModel(f"{file.path}: config keys {KEYS[0]} and {KEYS[1]} differ: keep one of them")
+    text = file.config.get("text_config")  # where some multimodal models have the text's
+    places = {"": file.config, "text_config.": text if isinstance(text, dict) else {}}
+    found = [
+        (f"{place}{key}", config[key])
+        for place, config in places.items()
+        for key in KEYS
+        if config.get(key) not in (None, {})
+    ]
+    if any(settings != found[0][1] for _, settings in found):
+        names = " and ".join(key for key, _ in found)
+        raise InvalidModel(f"{file.path}: config keys {names} differ: keep one of them")
     if found:
         key, settings = found[0]
         if not isinstance(settings, dict):
@@ -72,6 +78,23 @@ def find_settings(file: SafetensorsCheckpoint) -> dict[str, Any] | None:
         return None
     method = "gptq" if old[0].name == FILES[0] else "awq"
     return {"quant_method": method} | read_object(old[0])
+
+
+def _find_method(file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> Any:
+    """Return the method that the settings name, or that their keys belong to."""
+    method = settings.get("quant_method")
+    if method is not None:
+        return method
+    if "config_groups" in settings or "sparsity_config" in settings:
+        return "compressed-tensors"
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        return "bitsandbytes"
+    if any(name.endswith(".biases") for name in file.names()):
+        raise InvalidModel(
+            f"{file.path}: its weights are in MLX's own format, which is not read: take the model they were made of, "
+            "or a .gguf file of it"
+        )
+    return None
 
 
 def wrap_folder(file: SafetensorsCheckpoint) -> SafetensorsCheckpoint | QuantizedCheckpoint:
@@ -102,15 +125,13 @@ class QuantizedCheckpoint:
 
     format: Format = "safetensors"
     metadata = None
-    rounds = False  # matrices that a CPU rounds to integers are read so
+    requantizes = False  # matrices that a CPU multiplies as integers of 8 bits are read so
 
     def __init__(self, file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> None:
         self.file, self.path = file, file.path
         self.config = {key: value for key, value in file.config.items() if key not in KEYS}
         self.generation_config, self.num_bytes = file.generation_config, file.num_bytes
-        method = settings.get("quant_method")
-        if method is None and "config_groups" in settings:
-            method = "compressed-tensors"
+        method = _find_method(file, settings)
         find = METHODS.get(method) if isinstance(method, str) else None
         if find is None:
             raise InvalidModel(
@@ -124,11 +145,20 @@ class QuantizedCheckpoint:
         twice = next((name for name in kept if name in self.matrices), None)
         if twice is not None:
             raise InvalidModel(f"{self.path}: tensor {quote_name(twice)} is stored both plain and quantized")
-        if any(name.rpartition(".")[2] in KV_SCALES for name in file.names()):
-            _log.info("%s: scales of keys and values are not used: the cache has its own dtype", self.path)
         self._names = [*kept, *self.matrices]
         self.wide = self._find_wide()
         self.quantization = self._describe(str(method))
+
+    def describe_kv_scales(self) -> str:
+        """Count the scales of keys and values, which no cache here uses, and name their range; empty if there are
+        none."""
+        found = [name for name in self.file.names() if name.rpartition(".")[2] in KV_SCALES]
+        values = torch.cat(
+            [self.file.tensor(name).float().flatten()[:MAX_SCALES] for name in found] or [torch.zeros(0)]
+        )
+        values = values[values.isfinite()]
+        between = f" ({values.min():.3g} to {values.max():.3g})" if len(values) else ""
+        return f"{len(found)} scales of keys and values{between}" if found else ""
 
     def _find(self, find: Find, parts: Parts, settings: Mapping[str, Any]) -> list[QuantizedMatrix]:
         reader = Config(settings, path="quantization_config.")
@@ -150,7 +180,7 @@ class QuantizedCheckpoint:
         """Name the storage of most values, and of those that no kernel multiplies as they are."""
         sizes: Counter[str] = Counter()
         for matrix in self.matrices.values():
-            held = "" if matrix.is_packed else f" as {'int8' if matrix.is_rounded else self.wide}"
+            held = "" if matrix.is_packed else f" as {'int8' if matrix.is_requantized else self.wide}"
             sizes[matrix.kind + held] += prod(matrix.shape)
         kinds = ", ".join(kind for kind, _ in sizes.most_common())
         return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
@@ -180,9 +210,9 @@ class QuantizedCheckpoint:
     def read_ggml(self, name: str) -> None:
         return None
 
-    def read_coded(self, name: str) -> Stored | None:
+    def read_codes(self, name: str) -> Stored | None:
         """Return a matrix in its codes; None if it has none that a packed format holds."""
-        if self.rounds and name in self.matrices and self.matrices[name].is_rounded:
+        if self.requantizes and name in self.matrices and self.matrices[name].is_requantized:
             return quantize(self.tensor(name).flatten(0, -2), "int8")
         if not self.is_packed(name):
             return None
@@ -196,17 +226,17 @@ class QuantizedCheckpoint:
         self.file.close()
 
 
-def round_floats(checkpoint: Checkpoint | None) -> Checkpoint | None:
+def requantize_floats(checkpoint: Checkpoint | None) -> Checkpoint | None:
     """Return the checkpoint with its matrices of 8-bit floats, and others that no packed format holds, as integers of
     8 bits with a scale for each 32 values."""
     if not isinstance(checkpoint, QuantizedCheckpoint):
         return checkpoint
-    rounded = copy(checkpoint)
-    rounded.rounds = True
-    return rounded
+    changed = copy(checkpoint)
+    changed.requantizes = True
+    return changed
 
 
-def is_rounded(checkpoint: Checkpoint, name: str) -> bool:
-    """Return True if a CPU multiplies the tensor as rounded integers."""
+def is_requantized(checkpoint: Checkpoint, name: str) -> bool:
+    """Return True if a CPU multiplies the tensor as integers of 8 bits that the file does not hold."""
     matrices = checkpoint.matrices if isinstance(checkpoint, QuantizedCheckpoint) else {}
-    return name in matrices and matrices[name].is_rounded
+    return name in matrices and matrices[name].is_requantized

@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.models.config import Config
 from penstock.models.files.quantized.matrix import (
     FLOATS,
+    FP8_SCALES,
     PartHeader,
     Parts,
     QuantizedMatrix,
@@ -46,6 +47,7 @@ class WeightArgs:
     strategy: str
     group: int = 0
     block: tuple[int, int] | None = None
+    is_ordered: bool = False  # an input's group is that of weight_g_idx
 
     @property
     def is_grouped(self) -> bool:
@@ -67,9 +69,7 @@ class WeightArgs:
 
 def find_compressed(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     """Find the matrices of a folder by their parts' names; the config's groups say what they mean."""
-    if c.values.get("format") == "marlin-24":
-        c.refuse("format", "is one GPU kernel's order of weights, which is not read: save the model as pack-quantized")
-    c.choice("format", choices={name: name for name in FORMATS}, default="dense")
+    _read_format(c)
     groups = list(_read_groups(c))
     sparsity = c.section("sparsity_config")
     c.ignore(
@@ -86,6 +86,12 @@ def find_compressed(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     return found
 
 
+def _read_format(c: Config) -> None:
+    if c.values.get("format") == "marlin-24":
+        c.refuse("format", "is one GPU kernel's order of weights, which is not read: save the model as pack-quantized")
+    c.choice("format", choices={name: name for name in FORMATS}, default="dense")
+
+
 def _read_groups(c: Config) -> Iterator[WeightArgs]:
     groups = c.section("config_groups")
     if groups is None:
@@ -96,7 +102,8 @@ def _read_groups(c: Config) -> Iterator[WeightArgs]:
         group = groups.section(name)
         if group is None:
             continue
-        group.ignore("targets", "input_activations", "output_activations", "format")
+        group.ignore("targets", "input_activations", "output_activations")
+        _read_format(group)
         weights = group.section("weights")
         if weights is not None:
             yield _read_weights(weights)
@@ -115,8 +122,10 @@ def _read_weights(c: Config) -> WeightArgs:
         c.refuse("strategy", "is read for 8-bit floats only: save integers with strategy group or channel")
     block = _read_block(c) if strategy == "block" else None
     c.only("dynamic", False)
-    c.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "block_structure")
-    return WeightArgs(bits, is_float, symmetric, strategy, size, block)
+    is_ordered = c.values.get("actorder") in ("group", "dynamic", True)  # else the order was that of calibration alone
+    c.only("actorder", "group", "dynamic", "weight", "static", True, False)
+    c.ignore("observer", "observer_kwargs", "scale_dtype", "zp_dtype", "block_structure")
+    return WeightArgs(bits, is_float, symmetric, strategy, size, block, is_ordered)
 
 
 def _read_block(c: Config) -> tuple[int, int]:
@@ -161,7 +170,7 @@ def _find_packed(parts: Parts, module: str, packed: PartHeader, groups: Sequence
     fitting = [
         args
         for args in groups
-        if not args.is_float and packed.shape == (num_out, -(-width * args.bits // 32)) and min(num_out, width) > 0
+        if not args.is_float and min(num_out, width) > 0 and packed.shape in _packed_shapes(num_out, width, args.bits)
     ]
     if not fitting:
         bits = " or ".join(sorted({str(args.bits) for args in groups if not args.is_float})) or "no"
@@ -174,13 +183,14 @@ def _find_packed(parts: Parts, module: str, packed: PartHeader, groups: Sequence
     group = args.inputs_per_scale(width)
     if zero is None and not args.symmetric:
         parts.need(f"{module}.weight_zero_point", packed)
-    order = _find_order(parts, module, width)
+    order = _find_order(parts, module, width, packed, args)
+    pads = packed.shape != _packed_shapes(num_out, width, args.bits)[0]
     used = [part.name for part in (packed, listed, scale, zero, order) if part is not None]
 
     def read() -> Coded:
         middle = 1 << (args.bits - 1)
-        codes = unpack_words(parts.read(packed), args.bits, width)
-        values = _spread_scale(parts.read(scale), num_out)
+        codes = unpack_words(parts.read(packed), args.bits, width, pads)
+        values = _spread_scale(parts.read_scale(scale), num_out)
         zeros = middle if zero is None else _read_zeros(parts, zero, args.bits, (num_out, values.shape[1]))
         coded = Coded(codes, values, group, zeros, args.bits)
         return coded if order is None else _sort(parts, order, coded)
@@ -194,8 +204,9 @@ def _read_zeros(parts: Parts, part: PartHeader, bits: int, shape: tuple[int, int
     num_out, count = shape
     middle = 1 << (bits - 1)
     if part.dtype == "int32":
-        parts.check(part, "int32", (-(-num_out * bits // 32), count))
-        zeros = unpack_words(parts.read(part).t(), bits, num_out).t().int()
+        shapes = _packed_shapes(count, num_out, bits)
+        parts.check(part, "int32", *(shape[::-1] for shape in shapes))
+        zeros = unpack_words(parts.read(part).t(), bits, num_out, part.shape != shapes[0][::-1]).t().int()
     else:
         parts.check(part, ("int8", "uint8"), shape, (num_out,), (1,), (), (1, 1))
         stored = parts.read(part).int()
@@ -206,8 +217,16 @@ def _read_zeros(parts: Parts, part: PartHeader, bits: int, shape: tuple[int, int
     return middle if bool((zeros == middle).all()) else zeros.to(torch.uint8).contiguous()
 
 
-def _find_order(parts: Parts, module: str, width: int) -> PartHeader | None:
+def _packed_shapes(num_rows: int, count: int, bits: int) -> list[tuple[int, int]]:
+    """List the shapes that rows of so many codes may take: dense, or as older writers pack them, a code within one
+    word."""
+    return [(num_rows, -(-count * bits // 32)), (num_rows, -(-count // (32 // bits)))]
+
+
+def _find_order(parts: Parts, module: str, width: int, of: PartHeader, args: WeightArgs) -> PartHeader | None:
     order = parts.find(f"{module}.weight_g_idx")
+    if order is None and args.is_ordered and args.inputs_per_scale(width) < width:
+        parts.need(f"{module}.weight_g_idx", of)
     return None if order is None else parts.check(order, ("int32", "int64"), (width,))
 
 
@@ -235,14 +254,17 @@ def _find_fp4(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
 
         def read_mx() -> Coded:
             codes = unpack_nibbles(parts.read(packed))
-            return Coded(codes, mxfp4_scale(parts.read(scale), codes), MXFP4_GROUP, bits=4, levels="FP4")
+            return Coded(codes, mxfp4_scale(parts.read_scale(scale), codes), MXFP4_GROUP, bits=4, levels="FP4")
 
         return QuantizedMatrix(name, shape, "mxfp4", (packed.name, scale.name), read_mx)
     divisor = parts.check(parts.need(f"{module}.weight_global_scale", packed), "float32", (1,), ())
     used = (packed.name, scale.name, divisor.name)
 
     def read_nv() -> Coded:
-        scales = parts.read(scale).float() / parts.read(divisor).reshape(1, 1).float()
+        divided_by = parts.read_scale(divisor).reshape(1, 1)
+        if not bool(divided_by.any()):
+            parts.refuse(divisor, "is 0, and scales are divided by it")
+        scales = parts.read_scale(scale).float() / divided_by
         return Coded(unpack_nibbles(parts.read(packed)), scales / 2, NVFP4_GROUP, bits=4, levels="FP4")
 
     return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, width % MXFP4_GROUP == 0)
@@ -252,20 +274,20 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
     """Read int8 or 8-bit floats as they are, one to a value."""
     shape = parts.check_matrix(weight)
     is_float = weight.dtype == FP8
-    scale = parts.check(parts.need(f"{module}.weight_scale", weight), FLOATS)
+    scale = parts.check(parts.need(f"{module}.weight_scale", weight), FP8_SCALES if is_float else FLOATS)
     args = _choose(parts, scale, shape, groups, is_float=is_float)
     zero = parts.find(f"{module}.weight_zero_point")
-    order = None if is_float else _find_order(parts, module, shape[1])
+    order = None if is_float else _find_order(parts, module, shape[1], weight, args)
     used = tuple(part.name for part in (weight, scale, zero, order) if part is not None)
     if is_float:
         read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
-        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False, is_rounded=True)
+        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False, is_requantized=True)
     group = args.inputs_per_scale(shape[1])
     middle = 128
 
     def read_int() -> Coded:
         codes = parts.read(weight).view(torch.uint8) ^ middle
-        values = _spread_scale(parts.read(scale), shape[0])
+        values = _spread_scale(parts.read_scale(scale), shape[0])
         zeros = middle if zero is None else _read_zeros(parts, zero, 8, (shape[0], values.shape[1]))
         coded = Coded(codes, values, group, zeros)
         return coded if order is None else _sort(parts, order, coded)
@@ -280,7 +302,7 @@ def _read_float(
     def read() -> Tensor:
         if zero is not None and bool(parts.read(zero).float().any()):
             parts.refuse(zero, "holds zero points, which 8-bit floats do not have")
-        scales = parts.read(scale)
+        scales = parts.read_scale(scale)
         if args.is_grouped:
             scales = scales.float().repeat_interleave(args.group, dim=1)
             return parts.read(weight).float() * scales

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from penstock.models.config import Config
-from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, Shape
+from penstock.models.files.quantized.matrix import FP8_SCALES, PartHeader, Parts, QuantizedMatrix, Shape
 from penstock.quant.bits import mxfp4_scale, unpack_nibbles, widen_fp8
 from penstock.quant.coded import Coded
 
@@ -62,13 +62,13 @@ def _find(parts: Parts, module: str, weight: PartHeader, block: tuple[int, int] 
     scale = parts.find(f"{module}.weight_scale_inv") or parts.need(f"{module}.weight_scale", weight)
     shapes: list[Shape] = [(), (1,), (1, 1), (num_out, 1), (num_out,)]
     blocks = None if block is None else (-(-num_out // block[0]), -(-width // block[1]))
-    parts.check(scale, FLOATS, *([blocks] if blocks else shapes))
+    parts.check(scale, FP8_SCALES, *([blocks] if blocks else shapes))
 
     def read() -> Tensor:
-        return widen_fp8(parts.read(weight), parts.read(scale), block)
+        return widen_fp8(parts.read(weight), parts.read_scale(scale), block)
 
     return QuantizedMatrix(
-        weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False, is_rounded=True
+        weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False, is_requantized=True
     )
 
 

@@ -32,16 +32,18 @@ GPTQ_HARMLESS = tuple(
     damp_percent damp_auto_increment static_groups true_sequential model_name_or_path model_file_base_name meta dataset
     tokenizer use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length block_name_to_quantize
     module_name_preceding_first_block batch_size pad_token_id model_seqlen cache_block_outputs backend
-    modules_in_block_to_quantize mse act_group_aware hyb_act sym desc_act dynamic quantizer lm_head offload_to_disk
-    pack_impl v2 is_quantized autoround_version iters lr minmax_lr enable_minmax_tuning enable_quanted_input
-    gradient_accumulate_steps nsamples seqlen train_bs scale_dtype amp low_gpu_mem_usage data_type
+    modules_in_block_to_quantize mse act_group_aware hyb_act sym desc_act actorder dynamic quantizer lm_head
+    offload_to_disk pack_impl v2 is_quantized autoround_version iters lr minmax_lr enable_minmax_tuning
+    enable_quanted_input gradient_accumulate_steps nsamples seqlen train_bs scale_dtype amp low_gpu_mem_usage data_type
 """.split()
 )
-AWQ_HARMLESS = (*GPTQ_HARMLESS, "modules_to_not_convert", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+AWQ_HARMLESS = (*GPTQ_HARMLESS, "modules_to_not_convert", "ignore", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
 
 
 def _read_group(c: Config, *names: str) -> int:
     size = c.count(*names, default=-1, least=-1, most=MAX_GROUP)
+    if len({c.values[name] for name in names if c.values.get(name) is not None}) > 1:
+        c.refuse(names[0], f"contradicts another of {', '.join(names)}: keep one of them")
     if size == 0:
         c.refuse(names[0], "must be -1 for whole rows, or 1 and more")
     return size
@@ -52,12 +54,15 @@ def find_gptq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     bits = c.count("bits", "w_bit", most=8)
     if bits not in BITS:
         c.refuse("bits", f"is not supported: the known ones are {', '.join(map(str, BITS))}")
-    group = _read_group(c, "group_size", "q_group_size")
+    group = _read_group(c, "group_size", "q_group_size", "groupsize")
     is_v2 = c.choice("checkpoint_format", "format", choices={"gptq": False, "gptq_v2": True}, default="gptq")
     c.only("is_marlin_format", False)
     c.only("pack_dtype", "int32")
+    if c.values.get("format", given := c.values.get("checkpoint_format")) != given and given is not None:
+        c.refuse("format", f"contradicts checkpoint_format={given!r}: keep the one that its writer meant")
     c.ignore("checkpoint_format", "format", *GPTQ_HARMLESS)
-    usual = Usual(bits, group, is_v2, bool(c.values.get("dynamic")))
+    is_ordered = bool(c.values.get("desc_act") or c.values.get("actorder")) and not c.values.get("static_groups")
+    usual = Usual(bits, group, is_v2, bool(c.values.get("dynamic")), is_ordered)
     return [_find_gptq(parts, module, words, usual) for module, words in parts.modules("qweight")]
 
 
@@ -69,6 +74,7 @@ class Usual:
     group: int  # -1: whole rows
     is_v2: bool
     may_differ: bool
+    is_ordered: bool = False  # an input's group is that of g_idx
 
     def find_bits(self, zeros: PartHeader, num_groups: int, num_out: int, num_words: int) -> int:
         """Return the bits that zeros of this shape have; 0 if there are none."""
@@ -101,6 +107,8 @@ def _find_gptq(parts: Parts, module: str, words: PartHeader, usual: Usual) -> Qu
     if not group:
         parts.refuse(scale, f"has {num_groups} groups, not those of group_size={usual.group} of {width} inputs")
     index = parts.find(f"{module}.g_idx")
+    if index is None and usual.is_ordered and num_groups > 1:
+        parts.need(f"{module}.g_idx", words)
     if index is not None:
         parts.check(index, ("int32", "int64"), (width,))
     used = tuple(part.name for part in (words, scale, zeros, index) if part is not None)
@@ -111,7 +119,7 @@ def _find_gptq(parts: Parts, module: str, words: PartHeader, usual: Usual) -> Qu
         points = stored if usual.is_v2 else stored + 1 & (1 << bits) - 1
         order, groups = (None, None) if index is None else _read_order(parts, index, num_groups, group)
         codes = codes if order is None else codes[:, order]
-        return Coded(codes, parts.read(scale).t(), group, _unite(points, bits), bits, order=order, groups=groups)
+        return Coded(codes, parts.read_scale(scale).t(), group, _unite(points, bits), bits, order=order, groups=groups)
 
     kind = name_group(bits, group, width)
     return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, used, read, fits_kernel(group, width))
@@ -133,7 +141,7 @@ def find_awq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     c.only("bits", 4)
     c.only("w_bit", 4)
     group = _read_group(c, "group_size", "q_group_size")
-    c.only("zero_point", True)
+    c.only("zero_point", True, False)  # either way a value is its code less its zero
     for key in ("version", "format", "checkpoint_format"):
         form = c.values.get(key)
         if form is not None and str(form).lower() != "gemm":
@@ -155,7 +163,7 @@ def _find_awq(parts: Parts, module: str, words: PartHeader, asked: int) -> Quant
     def read() -> Coded:
         codes = unpack_awq(parts.read(words)).t().contiguous()
         points = unpack_awq(parts.read(zeros)).t()
-        return Coded(codes, parts.read(scale).t(), group, _unite(points, 4), 4)
+        return Coded(codes, parts.read_scale(scale).t(), group, _unite(points, 4), 4)
 
     used = (words.name, scale.name, zeros.name)
     kind = name_group(4, group, width)

@@ -56,7 +56,7 @@ def _find(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
 
     def read() -> Coded | Tensor:
         codes = _unpack(parts.read(packed), bits, fields)[:rows]
-        zeros, scales = parts.read(zero).float(), parts.read(scale)
+        zeros, scales = parts.read(zero).float(), parts.read_scale(scale)
         if not whole:
             return ((codes.float() - zeros) * scales.float()).reshape(num_out, width)
         scales, zeros = scales.view(num_out, -1), zeros.view(num_out, -1)

@@ -16,6 +16,7 @@ from penstock.quant.coded import Coded
 
 Shape = tuple[int, ...]
 FLOATS = ("float16", "bfloat16", "float32")
+FP8_SCALES = (*FLOATS, "float8_e8m0fnu")  # powers of two, too
 REMEDY = "fetch the model again, or quantize it again"
 
 
@@ -29,7 +30,7 @@ class QuantizedMatrix:
     parts: tuple[str, ...]  # the tensors that it is made of
     read: Callable[[], Coded | torch.Tensor]
     is_packed: bool = True  # as far as the header tells
-    is_rounded: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
+    is_requantized: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ class Parts:
     def read(self, part: PartHeader) -> torch.Tensor:
         return self.file.tensor(part.name)
 
+    def read_scale(self, part: PartHeader) -> torch.Tensor:
+        """Read scales; require finite ones."""
+        scales = self.read(part)
+        if not bool(scales.float().isfinite().all()):
+            self.refuse(part, "holds scales that are infinite or no number")
+        return scales
+
     def check_range(self, part: PartHeader, values: torch.Tensor, limit: int) -> torch.Tensor:
         """Require integers from 0 to below `limit`."""
         low, high = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
@@ -98,8 +106,8 @@ class Parts:
         return values
 
 
-def name_group(bits: int, group: int, width: int, kind: str = "int") -> str:
-    return f"{kind}{bits}" + (f" g{group}" if group < width else "")
+def name_group(bits: int, group: int, width: int) -> str:
+    return f"int{bits}" + (f" g{group}" if group < width else "")
 
 
 def fits_kernel(group: int, width: int) -> bool:

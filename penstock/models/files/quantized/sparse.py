@@ -63,7 +63,7 @@ def _find(parts: Parts, module: str, kept: PartHeader, find_scale: FindScale) ->
         values = read_values()
         if scale is None:
             return values.float()
-        scales = parts.read(scale.part)
+        scales = parts.read_scale(scale.part)
         if values.dtype != torch.int8:
             return widen_fp8(values, scales, scale.block)
         spread = scales.reshape(1, 1).expand(num_out, 1) if scales.numel() == 1 else scales.reshape(num_out, -1)

@@ -9,8 +9,6 @@ namespace {
 
 constexpr int64_t kPiece = 8192;  // values per work item
 
-inline void copy(char* to, const char* from, int64_t num_bytes) { std::memcpy(to, from, size_t(num_bytes)); }
-
 // Copies values [begin, end) of rows of `width` values, taken one after the other, between such rows and a slot.
 template <bool IntoRows>
 void copy_rows(float* rows, int64_t stride, int64_t width, int64_t begin, int64_t end, float* slot) {
@@ -60,7 +58,7 @@ KERNEL(mesh_reduce)(void* mesh, const float* x, int64_t count, float* out) {
     const int64_t size = mesh_size(m), most = mesh_slot_bytes(m) / int64_t(sizeof(float));
     for (int64_t begin = 0; begin < count; begin += most) {
         const int64_t length = PENSTOCK_PATH::min(most, count - begin);
-        copy(mesh_own_slot(m), reinterpret_cast<const char*>(x + begin), length * int64_t(sizeof(float)));
+        std::memcpy(mesh_own_slot(m), x + begin, size_t(length) * sizeof(float));
         if (const int32_t failed = mesh_meet(m)) return failed;
         parallel_for(ceil_div(length, kPiece), size * kPiece, [&](int64_t piece) {
             const int64_t first = piece * kPiece, last = PENSTOCK_PATH::min(first + kPiece, length);
@@ -76,31 +74,5 @@ KERNEL(mesh_reduce)(void* mesh, const float* x, int64_t count, float* out) {
     return kDone;
 }
 
-// Every rank gets the bytes of `source`.
-KERNEL(mesh_broadcast)(void* mesh, int64_t source, char* data, int64_t num_bytes) {
-    using namespace penstock::PENSTOCK_PATH;
-    using namespace penstock;
-    auto* m = static_cast<Mesh*>(mesh);
-    const int64_t most = mesh_slot_bytes(m);
-    for (int64_t begin = 0; begin < num_bytes; begin += most) {
-        const int64_t length = PENSTOCK_PATH::min(most, num_bytes - begin);
-        if (source == mesh_rank(m)) copy(mesh_own_slot(m), data + begin, length);
-        if (const int32_t failed = mesh_meet(m)) return failed;
-        if (source != mesh_rank(m)) copy(data + begin, mesh_slot(m, source), length);
-    }
-    return kDone;
-}
-
-KERNEL(mesh_send)(void* mesh, int64_t to, const char* data, int64_t num_bytes) {
-    return penstock::mesh_send(static_cast<penstock::Mesh*>(mesh), to, data, num_bytes);
-}
-
-KERNEL(mesh_receive)(void* mesh, int64_t source, char* data, int64_t num_bytes) {
-    return penstock::mesh_receive(static_cast<penstock::Mesh*>(mesh), source, data, num_bytes);
-}
-
 EXPORT(mesh_gather)
 EXPORT(mesh_reduce)
-EXPORT(mesh_broadcast)
-EXPORT(mesh_send)
-EXPORT(mesh_receive)

@@ -25,7 +25,13 @@ from penstock.ops.triton.attention.attend import (
     store_split,
 )
 from penstock.ops.triton.attention.prefill import attend_tiles, tile_shape
-from penstock.ops.triton.launch import outlast_previous, pdl_options, start_beside_previous, wait_for_previous
+from penstock.ops.triton.launch import (
+    dot_precision,
+    outlast_previous,
+    pdl_options,
+    start_beside_previous,
+    wait_for_previous,
+)
 from penstock.ops.triton.sizes import power_of_2
 from penstock.ops.triton.tuning import ATTENTION_TILE_ROWS, decode_read_shape
 
@@ -268,7 +274,7 @@ def _body(
     num_heads, (_, num_kv_heads, size, block_size) = q.shape[1], k_cache.shape
     if work is None:
         work = make_work(query_start, tile_tokens(num_heads, num_kv_heads))
-    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    precision = dot_precision(q.dtype)
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, window, alibi, sinks)
     if work.num_single:

@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.ops.attention.attention import Work
 from penstock.ops.attention.encoder_attention import encoder_attention
 from penstock.ops.triton.attention.attend import LOG2_E, make_work
-from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, pdl_options, wait_for_previous
 from penstock.ops.triton.sizes import power_of_2
 from penstock.ops.triton.tuning import ATTENTION_TILE_ROWS
 
@@ -92,7 +92,7 @@ def _body(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float, wo
         block,
         ATTENTION_TILE_ROWS,
         64 if block <= 128 and not wide else 32,
-        "ieee" if wide else "tf32",
+        dot_precision(q.dtype),
         num_warps=8,
         num_stages=1 if wide else 2,
         **pdl_options(q),

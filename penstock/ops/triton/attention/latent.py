@@ -24,7 +24,7 @@ from penstock.ops.triton.attention.attend import (
     update_softmax,
 )
 from penstock.ops.triton.attention.attention import merge_splits
-from penstock.ops.triton.launch import has_large_smem, is_hopper, pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, has_large_smem, is_hopper, pdl_options, wait_for_previous
 from penstock.ops.triton.numbers import saturate
 from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.triton.tuning import LATENT_TILE_ROWS, SMALL_LATENT_TILE_ROWS, latent_read_shape
@@ -240,10 +240,30 @@ def tile_tokens(num_heads: int, device: torch.device) -> int:
     return tile.num_rows // tile.num_heads
 
 
-def latent_shape(q: Tensor, q_rope: Tensor, cache: Tensor) -> tuple[int, int, int, int]:
-    """Return the sizes of a latent's parts, and of the blocks that hold them."""
-    rank, rope = q.shape[2], q_rope.shape[2]
-    return rank, rope, max(16, power_of_2(rank)), max(16, power_of_2(rope))
+class LatentCall(NamedTuple):
+    """An attention as kernels are launched: over sequences with one query, then over tiles of the others."""
+
+    work: Work
+    tile: LatentTile
+    single: LatentStep
+    tiled: LatentStep
+    rank: int
+    rank_block: int
+    sizes: tuple[int, ...]  # of a latent's parts, and of the blocks that hold them
+
+
+def prepare_call(
+    q: Tensor, q_rope: Tensor, cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor, work: Work | None
+) -> LatentCall:
+    num_heads, rank, rope = q.shape[1], q.shape[2], q_rope.shape[2]
+    work = make_work(query_start, tile_tokens(num_heads, q.device)) if work is None else work
+    tiled = LatentStep(
+        q.contiguous(), q_rope.contiguous(), cache, table, query_start, lengths, work.tiles, cache.stride(0)
+    )
+    single = tiled._replace(lengths=work.find_lengths(lengths), tiles=None)
+    rank_block, rope_block = max(16, power_of_2(rank)), max(16, power_of_2(rope))
+    sizes = rank, rope, rank_block, rope_block
+    return LatentCall(work, find_tile(num_heads, q.device), single, tiled, rank, rank_block, sizes)
 
 
 @latent_attention.impl("cuda", exact=False)
@@ -261,19 +281,15 @@ def _body(
     """A shared prefix is read by each sequence for itself."""
     if tail is not None:
         return latent_attention.reference(q, q_rope, cache, table, query_start, lengths, scale, tail)
-    q, q_rope = q.contiguous(), q_rope.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
-    num_heads, shape = q.shape[1], latent_shape(q, q_rope, cache)
-    work = make_work(query_start, tile_tokens(num_heads, q.device)) if work is None else work
-    single = work.find_lengths(lengths)
-    step = LatentStep(q, q_rope, cache, table, query_start, single, None, cache.stride(0))
-    precision, tile = "ieee" if q.dtype == torch.float32 else "tf32", find_tile(num_heads, q.device)
+    call, num_heads = prepare_call(q, q_rope, cache, table, query_start, lengths, work), q.shape[1]
+    work, tile = call.work, call.tile
 
     def launch(step: LatentStep, rows: int, splits: Splits, grid: tuple[int, ...]) -> None:
         read = latent_read_shape(rows, q.itemsize, is_hopper(q.device), has_large_smem(q.device))
-        sizes = cache.shape[1], tile.num_heads, rows, *shape, read.num_keys, precision
+        sizes = cache.shape[1], tile.num_heads, rows, *call.sizes, read.num_keys, dot_precision(q.dtype)
         options = {"num_warps": read.num_warps, "num_stages": read.num_stages, **pdl_options(q)}
         _latent_attention[grid](
             step, out, splits, scale, table.stride(0), work.num_kv_splits, num_heads, *sizes, **options
@@ -282,13 +298,12 @@ def _body(
     if work.num_single:
         splits, num = Splits(None, None), work.num_kv_splits
         if num > 1:
-            splits = make_splits(work.num_single, num, num_heads, shape[0], q.device)
+            splits = make_splits(work.num_single, num, num_heads, call.rank, q.device)
         rows = max(16, power_of_2(tile.num_heads))
-        launch(step, rows, splits, (work.num_single, tile.num_groups, num))
+        launch(call.single, rows, splits, (work.num_single, tile.num_groups, num))
         if num > 1:
-            grid, merged = (work.num_single, num_heads), (shape[0], shape[2], power_of_2(num))
+            grid, merged = (work.num_single, num_heads), (call.rank, call.rank_block, power_of_2(num))
             merge_splits[grid](splits, out, num, num_heads, *merged, num_warps=4, **pdl_options(q))
     if work.tiles is not None and len(work.tiles):
-        step = step._replace(tiles=work.tiles, lengths=lengths)
-        launch(step, tile.num_rows, Splits(None, None), (len(work.tiles), tile.num_groups, 1))
+        launch(call.tiled, tile.num_rows, Splits(None, None), (len(work.tiles), tile.num_groups, 1))
     return out

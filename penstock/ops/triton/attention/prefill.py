@@ -20,7 +20,7 @@ from penstock.ops.triton.attention.attend import (
     init_softmax,
     load_slopes,
 )
-from penstock.ops.triton.launch import has_large_smem
+from penstock.ops.triton.launch import dot_precision, has_large_smem
 from penstock.ops.triton.sizes import power_of_2
 from penstock.ops.triton.tuning import (
     ATTENTION_TILE_ROWS,
@@ -136,7 +136,7 @@ def tile_shape(q: Tensor, k_cache: Tensor) -> tuple[tuple[Any, ...], dict[str, A
     num_heads, (_, num_kv_heads, size, block_size) = q.shape[1], k_cache.shape
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     is_wide = block <= MAX_FULL_TILE_HEAD_SIZE and q.dtype != torch.float32
-    rows, precision = max(ATTENTION_TILE_ROWS, power_of_2(group)), "ieee" if q.dtype == torch.float32 else "tf32"
+    rows, precision = max(ATTENTION_TILE_ROWS, power_of_2(group)), dot_precision(q.dtype)
     shape = block_size, group, rows, size, block, 64 if is_wide else 32, precision
     return shape, tile_options(block, q.dtype, has_large_smem(q.device))
 

@@ -27,7 +27,7 @@ from penstock.ops.triton.attention.attend import (
 )
 from penstock.ops.triton.attention.attention import merge_splits
 from penstock.ops.triton.attention.qkv_write import Rotation, source_args
-from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, pdl_options, wait_for_previous
 from penstock.ops.triton.numbers import norm_factor, saturate
 from penstock.ops.triton.sizes import norm_block, power_of_2
 from penstock.ops.triton.tuning import MAX_FUSED_QKV_VALUES, decode_read_shape
@@ -236,7 +236,7 @@ def _body(
         size,
         block,
         read.num_keys,
-        "ieee" if qkv.dtype == torch.float32 else "tf32",
+        dot_precision(qkv.dtype),
         norm_block(0 if source is None else source.shape[1]),
         num_warps=4,
         num_stages=read.num_stages,

@@ -28,7 +28,7 @@ from penstock.ops.triton.attention.attend import (
     make_splits,
     make_work,
 )
-from penstock.ops.triton.launch import is_hopper, pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, is_hopper, pdl_options, wait_for_previous
 from penstock.ops.triton.numbers import tanh
 from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.triton.tuning import (
@@ -315,7 +315,7 @@ def _body(
     cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, 0, alibi, sinks)
     sizes = num_heads, window, block_size, num_heads // num_kv_heads
     keys = 32 if is_float32 or block > MAX_FULL_TILE_HEAD_SIZE else 64
-    shape = (size, block, keys, EXACT_SPLIT_POSITIONS, "ieee" if is_float32 else "tf32")
+    shape = (size, block, keys, EXACT_SPLIT_POSITIONS, dot_precision(q.dtype))
     options = {"num_warps": 4, "num_stages": 1 if is_float32 else 2, "enable_fp_fusion": False, **pdl_options(q)}
     strides, no_splits = (q.stride(0), table.stride(0)), Splits(None, None)
     if work.num_single:

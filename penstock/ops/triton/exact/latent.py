@@ -13,18 +13,10 @@ from torch import Tensor
 from penstock.ops.attention.attention import Work
 from penstock.ops.attention.latent_attention import latent_attention
 from penstock.ops.attention.tree_attention import Tail
-from penstock.ops.triton.attention.attend import Splits, init_softmax, make_splits, make_work, store_split
-from penstock.ops.triton.attention.latent import (
-    LatentStep,
-    attend_latents,
-    find_queries,
-    find_tile,
-    latent_shape,
-    load_queries,
-    tile_tokens,
-)
+from penstock.ops.triton.attention.attend import Splits, init_softmax, make_splits, store_split
+from penstock.ops.triton.attention.latent import LatentStep, attend_latents, find_queries, load_queries, prepare_call
 from penstock.ops.triton.exact.attention import merge_in_order
-from penstock.ops.triton.launch import has_large_smem, is_hopper, pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, has_large_smem, is_hopper, pdl_options, wait_for_previous
 from penstock.ops.triton.tuning import EXACT_SPLIT_POSITIONS, MAX_EXACT_SPLIT_BYTES, latent_read_shape
 
 
@@ -114,36 +106,32 @@ def _body(
     """More than one KV split of `work` are enough for the longest sequence (`count_splits`)."""
     if tail is not None:
         raise ValueError("deterministic attention over latents on a GPU takes no trees of draft tokens")
-    q, q_rope = q.contiguous(), q_rope.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
-    num_heads, shape, tile = q.shape[1], latent_shape(q, q_rope, cache), find_tile(q.shape[1], q.device)
-    work = make_work(query_start, tile_tokens(num_heads, q.device)) if work is None else work
-    single = work.find_lengths(lengths)
-    step = LatentStep(q, q_rope, cache, table, query_start, single, None, cache.stride(0))
+    call, num_heads = prepare_call(q, q_rope, cache, table, query_start, lengths, work), q.shape[1]
+    work, tile = call.work, call.tile
     read = latent_read_shape(tile.num_rows, q.itemsize, is_hopper(q.device), has_large_smem(q.device))
-    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    shape = cache.shape[1], tile.num_heads, tile.num_rows, *call.sizes
+    sizes = *shape, read.num_keys, dot_precision(q.dtype), EXACT_SPLIT_POSITIONS
     options = {"num_stages": read.num_stages, "enable_fp_fusion": False, **pdl_options(q)}
 
     def launch(step: LatentStep, splits: Splits, grid: tuple[int, ...], num: int) -> None:
-        sizes = cache.shape[1], tile.num_heads, tile.num_rows, *shape, read.num_keys, precision, EXACT_SPLIT_POSITIONS
         _exact_latents[grid](
             step, out, splits, scale, table.stride(0), num, num_heads, *sizes, num_warps=read.num_warps, **options
         )
 
     if work.num_single:
         splits, num = Splits(None, None), work.num_kv_splits
-        if num > 1 and 4 * work.num_single * num * num_heads * shape[0] <= MAX_EXACT_SPLIT_BYTES:
-            splits = make_splits(work.num_single, num, num_heads, shape[0], q.device)
+        if num > 1 and 4 * work.num_single * num * num_heads * call.rank <= MAX_EXACT_SPLIT_BYTES:
+            splits = make_splits(work.num_single, num, num_heads, call.rank, q.device)
         grid = work.num_single, tile.num_groups, num if splits.sums is not None else 1
-        launch(step, splits, grid, num)
+        launch(call.single, splits, grid, num)
         if splits.sums is not None:
-            merged = 0, shape[0], shape[2], EXACT_SPLIT_POSITIONS
+            merged = 0, call.rank, call.rank_block, EXACT_SPLIT_POSITIONS
             merge_in_order[(work.num_single, num_heads)](
-                splits, single, None, out, num, num_heads, *merged, num_warps=1, **options
+                splits, call.single.lengths, None, out, num, num_heads, *merged, num_warps=1, **options
             )
     if work.tiles is not None and len(work.tiles):
-        step = step._replace(tiles=work.tiles, lengths=lengths)
-        launch(step, Splits(None, None), (len(work.tiles), tile.num_groups, 1), 0)
+        launch(call.tiled, Splits(None, None), (len(work.tiles), tile.num_groups, 1), 0)
     return out

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
 from penstock.ops.matmul.product import product
 from penstock.ops.triton.launch import has_large_smem, is_hopper, pdl_options, wait_for_previous
+from penstock.ops.triton.matmul.chain import find_columns, split_gates, sum_chain
 from penstock.ops.triton.matmul.cublas import TYPES, GemmSize, list_unsplit, multiply
 from penstock.ops.triton.matmul.epilogue import EpilogueArgs, apply_epilogue, epilogue_args
 from penstock.ops.triton.norm import apply_norm
@@ -28,38 +29,6 @@ from penstock.ops.triton.tuning import (
     exact_tile,
     round_exact_rows,
 )
-
-
-@triton.jit
-def sum_chain(
-    weights,
-    values,
-    there,
-    width,
-    OUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return the dot products [OUTS, ROWS] of weights, which begin at weights[OUTS], and of the rows that are `there`,
-    which begin at values[ROWS]."""
-    at = tl.arange(0, BLOCK)[None, :]
-    weights, values, there = weights[:, None] + at, values[:, None] + at, there[:, None]
-    sums = tl.zeros((OUTS, ROWS), tl.float32)
-    for start in tl.range(0, width, BLOCK, num_stages=STAGES):
-        if EVEN:
-            w = tl.load(weights + start)
-            y = tl.load(values + start, mask=there, other=0.0)
-        else:
-            w = tl.load(weights + start, mask=start + at < width, other=0.0)
-            y = tl.load(values + start, mask=there & (start + at < width), other=0.0)
-        if w.dtype == tl.float8e4nv:  # FP8 instructions keep few bits of a sum: move it to registers per block
-            sums = tl.dot(w, tl.trans(y), sums, max_num_imprecise_acc=BLOCK)
-        else:
-            sums = tl.dot(w, tl.trans(y), sums, input_precision=PRECISION)
-    return sums
 
 
 @triton.jit
@@ -102,8 +71,7 @@ def _chain_gemm(
     wait_for_previous(PDL)
     OWN: tl.constexpr = OUTS // 2 if GATED else OUTS
     begin, first_row = _find_tile(num_rows, num_out, OWN, ROWS, GROUP_TILES)
-    t, c = first_row + tl.arange(0, ROWS), tl.arange(0, OUTS)
-    column = tl.minimum(begin + c % OWN, num_out - 1) + c // OWN * num_out
+    t, column = first_row + tl.arange(0, ROWS), find_columns(begin, num_out, OUTS, GATED)
     sums = sum_chain(
         weight + column.to(tl.int64) * width,
         x + t.to(tl.int64) * x_row,
@@ -123,10 +91,7 @@ def _chain_gemm(
         sums = sums.to(out.dtype.element_ty).to(tl.float32)
     if epilogue.bias is not None:
         sums += tl.load(epilogue.bias + column).to(tl.float32)[:, None]
-    y = sums
-    up = sums
-    if GATED:
-        y, up = tl.split(tl.permute(tl.reshape(sums, (2, OWN, ROWS)), (1, 2, 0)))
+    y, up = split_gates(sums, OUTS, ROWS, GATED)
     n, line = (begin + tl.arange(0, OWN))[:, None], t.to(tl.int64)[None, :]
     inside = (n < num_out) & (t < num_rows)[None, :]
     rest = EpilogueArgs(None, epilogue.residual, epilogue.residual_row)
@@ -179,11 +144,7 @@ def _multiply_tiles(
         x.dtype in TYPES,
         epilogue.gated,
         epilogue.activation or "",
-        tile.num_outs,
-        tile.num_rows,
-        tile.num_inputs,
-        width % tile.num_inputs == 0,
-        tile.num_stages,
+        *tile.sizes(width),
         EXACT_GROUP_TILES,
         "ieee",
         num_warps=tile.num_warps,

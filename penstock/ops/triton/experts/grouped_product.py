@@ -14,9 +14,9 @@ from torch import Tensor
 
 from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_product
 from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
-from penstock.ops.triton.exact.product import sum_chain
 from penstock.ops.triton.experts.sort import sort_pairs
-from penstock.ops.triton.launch import has_large_smem, pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, has_large_smem, pdl_options, wait_for_previous
+from penstock.ops.triton.matmul.chain import find_columns, split_gates, sum_chain
 from penstock.ops.triton.matmul.epilogue import EpilogueArgs, apply_epilogue
 from penstock.ops.triton.matmul.fp8_product import quantize_rows
 from penstock.ops.triton.sizes import cdiv
@@ -32,7 +32,7 @@ class StackArgs(NamedTuple):
 
 
 class RowsArgs(NamedTuple):
-    """RowsArgs that are multiplied; `num_shared` neighbouring pairs have the same one."""
+    """Rows [T, C] to multiply. A pair is a row and its matrix; `num_shared` neighbouring pairs share a row."""
 
     x: Any
     row: int  # from one to the next
@@ -108,11 +108,11 @@ def _grouped_gemm(
     begin, tile = tl.program_id(0) * OWN, tiles + 3 * tl.program_id(1)
     matrix, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     if count > 0:
-        r, c = tl.arange(0, ROWS), tl.arange(0, OUTS)
+        r = tl.arange(0, ROWS)
         pair = tl.load(order + first + r, mask=r < count, other=0)
         row = (pair // rows.num_shared).to(tl.int64)
-        column = tl.minimum(begin + c % OWN, num_out - 1) + c // OWN * num_out
-        line = tl.maximum(matrix, 0).to(tl.int64) * (2 * num_out if GATED else num_out) + column
+        line = tl.maximum(matrix, 0).to(tl.int64) * (2 * num_out if GATED else num_out)
+        line += find_columns(begin, num_out, OUTS, GATED)
         sums = sum_chain(
             stack.weight + line * width,
             rows.x + row * rows.row,
@@ -130,10 +130,7 @@ def _grouped_gemm(
             sums = sums * row_scale * tl.load(stack.scale + line)[:, None]
         if stack.bias is not None:
             sums += tl.load(stack.bias + line).to(tl.float32)[:, None]
-        y = sums
-        up = sums
-        if GATED:
-            y, up = tl.split(tl.permute(tl.reshape(sums, (2, OWN, ROWS)), (1, 2, 0)))
+        y, up = split_gates(sums, OUTS, ROWS, GATED)
         n = (begin + tl.arange(0, OWN))[:, None]
         y = apply_epilogue(y, up, EpilogueArgs(None, None, 0), None, None, None, None, num_out, GATED, KIND, "")
         y = tl.where(matrix < 0, 0.0, y)
@@ -185,12 +182,8 @@ def _multiply_tiles(
         width,
         epilogue.gated,
         epilogue.activation or "",
-        tile.num_outs,
-        tile.num_rows,
-        tile.num_inputs,
-        width % tile.num_inputs == 0,
-        tile.num_stages,
-        "ieee" if x.dtype == torch.float32 else "tf32",
+        *tile.sizes(width),
+        dot_precision(x.dtype),
         num_warps=tile.num_warps,
         **({"enable_fp_fusion": False} if exact else {}),
         **pdl_options(x),

@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.matmul.head_linear import head_product
-from penstock.ops.triton.exact.product import sum_chain
-from penstock.ops.triton.launch import has_large_smem, pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, has_large_smem, pdl_options, wait_for_previous
+from penstock.ops.triton.matmul.chain import sum_chain
 from penstock.ops.triton.sizes import cdiv
 from penstock.ops.triton.tuning import grouped_tile
 
@@ -69,12 +69,8 @@ def _body(x: Tensor, weight: Tensor) -> Tensor:
             num_heads,
             num_out,
             width,
-            tile.num_outs,
-            tile.num_rows,
-            tile.num_inputs,
-            width % tile.num_inputs == 0,
-            tile.num_stages,
-            "ieee" if x.dtype == torch.float32 else "tf32",
+            *tile.sizes(width),
+            dot_precision(x.dtype),
             num_warps=tile.num_warps,
             enable_fp_fusion=False,
             **pdl_options(x),

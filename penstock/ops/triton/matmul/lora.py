@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.matmul.lora_stacks import AdapterRows, LoraStacks, add_lora_columns, add_lora_stacks
-from penstock.ops.triton.exact.product import sum_chain
 from penstock.ops.triton.experts.sort import SortedPairs, sort_pairs
-from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, pdl_options, wait_for_previous
+from penstock.ops.triton.matmul.chain import sum_chain
 from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.triton.tuning import LORA_TILE_OUTPUTS, MAX_LORA_SPLITS, lora_tile_rows
 
@@ -126,10 +126,6 @@ def _adapters(weights: LoraStacks) -> Adapters:
     return Adapters(weights.a, weights.b, weights.scales, weights.bounds[1:-1])
 
 
-def _precision(weights: LoraStacks) -> str:
-    return "ieee" if weights.a.dtype == torch.float32 else "tf32"
-
-
 def _add(inner: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks, tile_rows: int) -> Tensor:
     """Add what inner[splits, T, P · R] expands to."""
     num_splits, num_rows, num_inner = inner.shape
@@ -149,7 +145,7 @@ def _add(inner: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks, tile_
         LORA_TILE_OUTPUTS,
         tile_rows,
         max(16, power_of_2(num_inner)),
-        _precision(weights),
+        dot_precision(weights.a.dtype),
         num_warps=4,
         enable_fp_fusion=False,
         **pdl_options(y),
@@ -186,7 +182,7 @@ def _body(x: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tenso
         share,
         block,
         width % block == 0,
-        _precision(weights),
+        dot_precision(weights.a.dtype),
         num_warps=4,
         enable_fp_fusion=False,
         **pdl_options(x),

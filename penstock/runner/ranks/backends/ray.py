@@ -70,7 +70,7 @@ class RayRanks:
 
     @property
     def address(self) -> str:
-        """This machine's, in the cluster."""
+        """This machine's address in the cluster."""
         return str(self._ray.util.get_node_ip_address())
 
     def start(self, port: int) -> None:

@@ -1,4 +1,4 @@
-// The segment: a header, two slots per rank, which meetings use in turn, and a mailbox for each pair of ranks.
+// The segment: a header, and two slots per rank, which meetings use in turn.
 //
 // A rank holds a lock on its own byte of the segment's file as long as it lives, whatever ends it. Who waits spins for
 // a moment, then sleeps, and looks from time to time whether the rank it waits for still holds its lock.
@@ -18,11 +18,12 @@
 #include <sys/syscall.h>
 #endif
 
+#include "runtime/pause.h"
+
 namespace penstock {
 namespace {
 
 constexpr int kMaxRanks = 64;
-constexpr int kMail = 2;                 // letters that a mailbox holds
 constexpr int64_t kSpinNs = 20'000;      // about what a rank is behind another
 constexpr int64_t kYieldNs = 80'000;     // more ranks than cores: the other may need this one
 constexpr int64_t kLookNs = 20'000'000;  // between two looks whether a rank lives
@@ -39,22 +40,20 @@ struct Header {
     Counter arrived[kMaxRanks];     // meetings that each rank has come to
 };
 
-struct Mailbox {
-    Counter sent, taken;
-};
-
 int64_t now_ns() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
 }
 
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
+struct flock byte_lock(int64_t rank) {
+    struct flock lock;
+    std::memset(&lock, 0, sizeof lock);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = off_t(rank);
+    lock.l_len = 1;
+    return lock;
 }
 
 int64_t round_up(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
@@ -66,7 +65,7 @@ thread_local uint32_t last_failure = kNone;  // of this thread's last call that 
 struct Mesh {
     char* base;
     int rank, size, file;
-    int64_t slot_bytes, mail_bytes, timeout_ns;
+    int64_t slot_bytes, timeout_ns;
     uint64_t phase = 0;  // meetings so far
     std::atomic<bool> closed{false};
 
@@ -74,15 +73,6 @@ struct Mesh {
     char* slot(int64_t of, uint64_t meeting) const {
         return base + round_up(sizeof(Header)) + (2 * of + int64_t(meeting & 1)) * slot_bytes;
     }
-    Mailbox& mailbox(int64_t from, int64_t to) const {
-        char* boxes = slot(size, 0);
-        return *reinterpret_cast<Mailbox*>(boxes + (from * size + to) * box_bytes());
-    }
-    int64_t box_bytes() const { return 4096 + kMail * mail_bytes; }
-    char* letter(int64_t from, int64_t to, uint64_t number) const {
-        return reinterpret_cast<char*>(&mailbox(from, to)) + 4096 + int64_t(number % kMail) * mail_bytes;
-    }
-
     void ring() {
         header().bell.fetch_add(1);
         if (header().sleepers.load() == 0) return;
@@ -110,12 +100,7 @@ struct Mesh {
     }
 
     bool is_alive(int64_t other) const {
-        struct flock lock;
-        std::memset(&lock, 0, sizeof lock);
-        lock.l_type = F_WRLCK;
-        lock.l_whence = SEEK_SET;
-        lock.l_start = off_t(other);
-        lock.l_len = 1;
+        struct flock lock = byte_lock(other);
         return other == rank || fcntl(file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
     }
 
@@ -127,12 +112,12 @@ struct Mesh {
         return kMeshFailed;
     }
 
-    // Waits until condition(other) holds for every rank of [first, end).
+    // Waits until condition(other) holds for every rank.
     template <class Condition>
-    int32_t wait_for(int64_t first, int64_t end, const Condition& condition) {
+    int32_t wait_for_all(const Condition& condition) {
         const int64_t begin = now_ns();
         int64_t next_look = begin + kLookNs;
-        for (int64_t other = first; other < end; other++) {
+        for (int64_t other = 0; other < size; other++) {
             const auto done = [&] { return condition(other); };
             for (int64_t i = 1; !done(); i++) {
                 if (closed.load(std::memory_order_relaxed)) return fail(kClosed, rank);
@@ -171,64 +156,25 @@ int32_t mesh_meet(Mesh* mesh) {
     Header& header = mesh->header();
     header.arrived[mesh->rank].value.store(wanted);
     mesh->ring();
-    return mesh->wait_for(0, mesh->size, [&](int64_t other) {
-        return header.arrived[other].value.load(std::memory_order_acquire) >= wanted;
-    });
-}
-
-int32_t mesh_send(Mesh* mesh, int64_t to, const char* data, int64_t num_bytes) {
-    Mailbox& box = mesh->mailbox(mesh->rank, to);
-    for (int64_t at = 0; at < num_bytes; at += mesh->mail_bytes) {
-        const uint64_t number = box.sent.value.load(std::memory_order_relaxed);
-        const int32_t failed = mesh->wait_for(to, to + 1, [&](int64_t) {
-            return number - box.taken.value.load(std::memory_order_acquire) < uint64_t(kMail);
-        });
-        if (failed) return failed;
-        const int64_t left = num_bytes - at;
-        std::memcpy(mesh->letter(mesh->rank, to, number), data + at, left < mesh->mail_bytes ? left : mesh->mail_bytes);
-        box.sent.value.store(number + 1);
-        mesh->ring();
-    }
-    return 0;
-}
-
-int32_t mesh_receive(Mesh* mesh, int64_t from, char* data, int64_t num_bytes) {
-    Mailbox& box = mesh->mailbox(from, mesh->rank);
-    for (int64_t at = 0; at < num_bytes; at += mesh->mail_bytes) {
-        const uint64_t number = box.taken.value.load(std::memory_order_relaxed);
-        const int32_t failed = mesh->wait_for(
-            from, from + 1, [&](int64_t) { return box.sent.value.load(std::memory_order_acquire) > number; });
-        if (failed) return failed;
-        const int64_t left = num_bytes - at;
-        std::memcpy(data + at, mesh->letter(from, mesh->rank, number),
-                    left < mesh->mail_bytes ? left : mesh->mail_bytes);
-        box.taken.value.store(number + 1);
-        mesh->ring();
-    }
-    return 0;
+    return mesh->wait_for_all(
+        [&](int64_t other) { return header.arrived[other].value.load(std::memory_order_acquire) >= wanted; });
 }
 
 }  // namespace penstock
 
 #define VISIBLE extern "C" __attribute__((visibility("default")))
 
-VISIBLE int64_t penstock_mesh_bytes(int64_t size, int64_t slot_bytes, int64_t mail_bytes) {
+VISIBLE int64_t penstock_mesh_bytes(int64_t size, int64_t slot_bytes) {
     if (size < 1 || size > penstock::kMaxRanks) return -1;
-    return penstock::round_up(sizeof(penstock::Header)) + 2 * size * slot_bytes +
-           size * size * (4096 + penstock::kMail * mail_bytes);
+    return penstock::round_up(sizeof(penstock::Header)) + 2 * size * slot_bytes;
 }
 
 // Maps the segment in `file` and locks this rank's byte; null if either fails. A mesh is never freed: tapes name it.
 VISIBLE penstock::Mesh* penstock_mesh_open(int32_t file, int64_t rank, int64_t size, int64_t slot_bytes,
-                                           int64_t mail_bytes, int64_t timeout_ms) {
-    struct flock lock;
-    std::memset(&lock, 0, sizeof lock);
-    lock.l_type = F_WRLCK;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = off_t(rank);
-    lock.l_len = 1;
+                                           int64_t timeout_ms) {
+    struct flock lock = penstock::byte_lock(rank);
     if (fcntl(file, F_SETLK, &lock) != 0) return nullptr;
-    const size_t bytes = size_t(penstock_mesh_bytes(size, slot_bytes, mail_bytes));
+    const size_t bytes = size_t(penstock_mesh_bytes(size, slot_bytes));
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (base == MAP_FAILED) return nullptr;
     auto* mesh = new penstock::Mesh;
@@ -237,7 +183,6 @@ VISIBLE penstock::Mesh* penstock_mesh_open(int32_t file, int64_t rank, int64_t s
     mesh->size = int(size);
     mesh->file = file;
     mesh->slot_bytes = slot_bytes;
-    mesh->mail_bytes = mail_bytes;
     mesh->timeout_ns = timeout_ms * 1'000'000;
     return mesh;
 }
@@ -248,7 +193,7 @@ VISIBLE int32_t penstock_mesh_is_alive(const penstock::Mesh* mesh, int64_t rank)
 VISIBLE void penstock_mesh_close(penstock::Mesh* mesh) {
     if (mesh->closed.exchange(true)) return;
     mesh->fail(penstock::kClosed, mesh->rank);
-    const size_t bytes = size_t(penstock_mesh_bytes(mesh->size, mesh->slot_bytes, mesh->mail_bytes));
+    const size_t bytes = size_t(penstock_mesh_bytes(mesh->size, mesh->slot_bytes));
     // A call may be under way: it goes on in pages of its own, and finds that the mesh is closed.
     mmap(mesh->base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }

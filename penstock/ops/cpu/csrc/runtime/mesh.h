@@ -18,7 +18,4 @@ char* mesh_own_slot(Mesh* mesh);
 int32_t mesh_meet(Mesh* mesh);
 const char* mesh_slot(const Mesh* mesh, int64_t rank);
 
-int32_t mesh_send(Mesh* mesh, int64_t to, const char* data, int64_t num_bytes);
-int32_t mesh_receive(Mesh* mesh, int64_t from, char* data, int64_t num_bytes);
-
 }  // namespace penstock

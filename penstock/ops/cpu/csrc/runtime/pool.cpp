@@ -10,19 +10,13 @@
 #include <system_error>
 #include <thread>
 
+#include "runtime/pause.h"
+
 namespace penstock {
 namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr auto kSpin = std::chrono::microseconds(100);  // longer than the gap between two ops of one step
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // A thread's run of items; threads that run out steal from the others.
 struct alignas(64) Share {

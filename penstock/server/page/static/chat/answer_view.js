@@ -115,7 +115,7 @@ export class AnswerView {
     clearTimeout(this.#silence);
     if (!this.caret.hidden && !this.node.error) this.notice.hidden = true;
     this.#silence = setTimeout(() => {
-      fill(this.notice, h("p", { class: "muted", text: "Nothing has come for a while. The engine may be busy, or starting again after a crash; the answer will go on." }));
+      fill(this.notice, h("p", { class: "muted", text: "Nothing has come for a while. The model may be loading, or its engine busy or starting again after a crash; the answer will go on." }));
       this.notice.hidden = false;
     }, SILENCE_MS);
   }

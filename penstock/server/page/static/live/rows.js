@@ -56,6 +56,7 @@ export function makeRows() {
 function makeRow(data) {
   const cell = (title, ...children) => h("td", { dataset: { title } }, ...children);
   const state = h("span", { class: "state" });
+  const place = h("div", { class: "bar-words" });
   const prompt = makeBar("cached");
   const output = makeBar();
   const [drafts, preempted, age] = [h("span"), h("span"), h("span")];
@@ -63,13 +64,14 @@ function makeRow(data) {
   const element = h("tr", {},
     cell("Request", h("a", { class: "request-link", href: `#/${requestPath(data.id)}`, title: `${name}: show its timeline`, text: shorten(data.id) + (data.index ? ` #${data.index}` : "") })),
     cell("Tenant", h("span", { class: "clip", text: data.tenant || "–", title: data.tenant })),
-    cell("State", state), cell("Prompt", prompt.element), cell("Output", output.element),
+    cell("State", state, place), cell("Prompt", prompt.element), cell("Output", output.element),
     cell("Drafts", drafts), cell("Preempted", preempted), cell("Age", age));
 
   function update(one) {
     state.textContent = one.state;
+    place.textContent = one.replica === undefined ? "" : `replica ${one.replica}`;
     state.className = `state state-${STATES[one.state] ? one.state : "other"}`;
-    state.title = [STATES[one.state], one.replica !== undefined && `on replica ${one.replica}`].filter(Boolean).join(", ");
+    state.title = STATES[one.state] ?? "";
     const computed = Math.min(one.computed_tokens, one.prompt_tokens);
     prompt.update([Math.min(one.cached_tokens, one.prompt_tokens), computed], one.prompt_tokens,
       `${count(computed)} / ${count(one.prompt_tokens)}${one.cached_tokens ? ` (${count(one.cached_tokens)} cached)` : ""}`);

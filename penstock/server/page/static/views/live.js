@@ -4,6 +4,8 @@ import { fill, h } from "../dom.js";
 import { makeBlockMap } from "../live/block_map.js";
 import { follow, historyOf, listEnded } from "../live/feed.js";
 import { makePlot } from "../live/plot.js";
+import { fillRanks } from "../live/ranks.js";
+import { fillReplicas } from "../live/replicas.js";
 import { makeEnded, makeRows } from "../live/rows.js";
 import { milliseconds, plural, rate, requestPath, seconds, share } from "../live/words.js";
 
@@ -83,15 +85,17 @@ function makeSection(name) {
   const rows = makeRows();
   const rowsTitle = h("h3");
   const queue = h("div", { class: "queue" });
-  const replicas = h("ul", { class: "muted" });
+  const replicas = h("div", { class: "replicas" });
   const replicasBox = h("section", { class: "box" }, h("h3", { text: "Replicas" }), replicas);
+  const ranks = h("div", { class: "rows-place ranks" });
+  const ranksBox = h("section", { class: "box" }, h("h3", { text: "Ranks" }), ranks);
   const inside = h("div", { class: "live-inside" },
     h("div", { class: "plots" }, plots.map((plot) => plot.element)),
     h("div", { class: "live-pair" },
       h("section", { class: "box box-wide" }, rowsTitle, rows.element),
       h("div", { class: "live-side" },
         h("section", { class: "box" }, h("h3", { text: "Blocks" }), mapSilence, map.element),
-        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue), replicasBox)));
+        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue), replicasBox)), ranksBox);
   const element = h("section", { class: "live-model", "aria-label": name },
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: name, title: name }), state, facts), inside);
 
@@ -109,8 +113,8 @@ function makeSection(name) {
     rowsTitle.textContent = `Batch: ${describeRows(model.rows, model.num_rows)}`;
     rows.update(model);
     fillQueue(queue, model.queue);
-    replicasBox.hidden = !model.replicas;
-    if (model.replicas) fill(replicas, model.replicas.map((one) => h("li", { text: describeReplica(one) })));
+    replicasBox.hidden = !fillReplicas(replicas, model.replicas);
+    ranksBox.hidden = !fillRanks(ranks, model);
     map.element.hidden = !model.blocks;
     mapSilence.hidden = Boolean(model.blocks);
     if (model.blocks) map.update(model.blocks);
@@ -124,12 +128,6 @@ function makeSection(name) {
       map.stop();
     },
   };
-}
-
-function describeReplica(one) {
-  const hits = one.prompt_tokens ? `${Math.round(100 * one.cached_tokens / one.prompt_tokens)} % of prompts cached` : "no prompt yet";
-  const parts = [one.state, plural(one.rows, "answer"), hits, one.restarts && plural(one.restarts, "restart")];
-  return `${one.replica}: ${parts.filter(Boolean).join(", ")}`;
 }
 
 function describeRows(rows, total) {

@@ -1,6 +1,7 @@
 // The server's models: what is loaded and known, the memory of each, load, unload and pull.
 
 import { fill, h } from "../dom.js";
+import { makePull } from "../live/pull.js";
 import { bytes, count, plural, seconds } from "../live/words.js";
 
 const POLL_MS = 5000;
@@ -138,56 +139,4 @@ function makeMemory(model, free) {
     h("div", { class: "memory-bar", role: "img", "aria-label": words.join(", ") }, part("weights", weights), part("cache", cache)),
     h("p", { class: "memory-words" }, words.map((text, at) =>
       h("span", {}, at < KINDS.length && h("span", { class: `hue-mark memory-${KINDS[at]}` }), text))));
-}
-
-function makePull(api, toast, onDone) {
-  const input = h("input", { type: "text", "aria-label": "Name of a model to pull", placeholder: "A name, like org/model of the Hugging Face hub", autocomplete: "off", spellcheck: "false" });
-  const button = h("button", { type: "button", class: "primary", text: "Pull" });
-  const progress = h("progress", { hidden: true, "aria-label": "Download" });
-  const said = h("p", { class: "muted", role: "status" });
-  let abort = null;
-
-  async function run() {
-    const name = input.value.trim();
-    if (!name || abort) return;
-    abort = new AbortController();
-    const mine = abort;
-    button.disabled = true;
-    progress.hidden = false;
-    progress.removeAttribute("value");
-    said.textContent = `asking for ${name}…`;
-    let failure = "The connection was lost; the server goes on with the download.";
-    try {
-      for await (const line of api.lines("api/pull", { method: "POST", body: { model: name }, signal: mine.signal })) {
-        if (line.error) throw new Error(line.error);
-        if (line.status === "success") failure = "";
-        tell(line);
-      }
-    } catch (error) {
-      failure = error.message;
-    }
-    if (mine.signal.aborted) return;
-    abort = null;
-    button.disabled = false;
-    progress.hidden = true;
-    said.textContent = failure ? "" : `${name} is here. Load it, or use it: it is loaded by the first request.`;
-    if (failure) toast(failure, "error");
-    else input.value = "";
-    onDone();
-  }
-
-  function tell(line) {
-    if (line.total) Object.assign(progress, { max: line.total, value: line.completed ?? 0 });
-    const far = line.completed === undefined ? "" : line.total ? `: ${bytes(line.completed)} of ${bytes(line.total)}` : `: ${bytes(line.completed)}`;
-    said.textContent = line.status + far;
-  }
-
-  button.addEventListener("click", run);
-  input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") run();
-  });
-  return {
-    element: h("section", { class: "pull" }, h("h2", { text: "Pull a model" }), h("div", { class: "search-line" }, input, button), progress, said),
-    stop: () => abort?.abort(),
-  };
 }

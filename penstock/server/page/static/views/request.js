@@ -131,7 +131,16 @@ function draw(element, timeline) {
     h("p", { class: "muted", text: describeRequest(timeline) }),
     drawTiles(timeline.totals),
     h("section", { class: "box" }, h("h3", { text: "Where its time went" }), bar,
-      h("p", { class: "muted stage-sum", text: `${plural(timeline.stages.length, "stage")} add up to ${sum.toFixed(3)} s of ${total.toFixed(3)} s` }), list));
+      h("p", { class: "muted stage-sum", text: `${plural(timeline.stages.length, "stage")} add up to ${sum.toFixed(3)} s of ${total.toFixed(3)} s` }), list),
+    listRanks(timeline));
+}
+
+/** List the processes that computed it, where its model has several, and those that were lost. */
+function listRanks({ ranks, lost_ranks: lost }) {
+  if (!ranks) return null;
+  return h("section", { class: "box" }, h("h3", { text: "Ranks" }),
+    h("ul", { class: "muted" }, ranks.map((one) => h("li", { text: `rank ${one.rank}: layers ${one.first_layer} to ${one.last_layer}, process ${one.pid} on ${one.node}` }))),
+    lost.map((one) => h("p", { text: `Lost at ${clock(one.at)}: ${one.why}${one.back_at === null ? "" : `; the engine was back at ${clock(one.back_at)}`}` })));
 }
 
 function describeState(timeline) {

@@ -16,25 +16,26 @@ from penstock.errors import EngineFailed, PenstockError, RankLost
 from penstock.runner.ranks.layout import RankLayout
 from penstock.runner.ranks.link import LinkClosed, Listener, RankLink
 from penstock.runner.ranks.messages import (
+    ControlAnswer,
     End,
     Hello,
-    HiddenFlow,
+    HiddenHello,
     Identity,
-    Lost,
-    Pulse,
+    RankBeat,
+    RankFailed,
     RankReady,
     RankRefused,
     Setup,
-    Told,
     ToRank,
     decode_from_rank,
     encode,
     require_equal,
 )
 
-PULSE_S = 1.0
-MAX_SILENCE_S = 10.0  # of a rank; it sends a pulse every second, whatever it computes
+HEARTBEAT_S = 1.0
+MAX_SILENCE_S = 10.0  # of a rank; it sends a heartbeat every second, whatever it computes
 MAX_LOADING_SILENCE_S = 60.0  # importing large libraries holds the GIL
+LOSS_S = 0.25  # until a rank's own connection tells that it is gone, which says more than what others noticed
 GREETED_S = 10.0  # for the first message of a connection
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Backend(Protocol):
         """Wait until all have ended, as they were told to."""
 
 
-class Crew:
+class RankGroup:
     def __init__(self, layout: RankLayout, listener: Listener, backend: Backend) -> None:
         self.layout = layout
         self.failure: RankLost | None = None
@@ -63,9 +64,10 @@ class Crew:
         self.hellos: dict[int, Hello] = {}
         self._listener, self._backend = listener, backend
         self._links: dict[int, RankLink] = {}
-        self._flow: RankLink | None = None
+        self._upstream: RankLink | None = None
         self._news = threading.Condition()
-        self._loaded: set[int] = set()
+        self.loaded: dict[int, RankReady] = {}
+        self.beats: dict[int, tuple[float, RankBeat]] = {}  # the last of each rank, and when it came
         self._answers: dict[int, dict[int, Answer]] = {}  # by number of the message, and rank
         self._threads: list[threading.Thread] = []
         self._is_closing = threading.Event()
@@ -96,13 +98,13 @@ class Crew:
 
     def _admit(self, identity: Identity) -> None:
         """Take one connection, if there is one: a rank's, or that of its hidden states."""
-        link = self._listener.accept(PULSE_S / 4)
+        link = self._listener.accept(HEARTBEAT_S / 4)
         if link is None:
             return
         try:
             hello = decode_from_rank(link.receive(GREETED_S))
-            if isinstance(hello, HiddenFlow):
-                self._flow = link
+            if isinstance(hello, HiddenHello):
+                self._upstream = link
                 return
             if not isinstance(hello, Hello) or not 0 < hello.rank < self.layout.num_ranks:
                 raise LinkClosed(f"its first message is {type(hello).__name__}")
@@ -124,25 +126,25 @@ class Crew:
         """Tell each rank what to load, and listen to them from now on."""
         for rank, setup in setups.items():
             thread = threading.Thread(target=self._listen, args=(rank,), name=f"penstock-rank-{rank}", daemon=True)
-            self._threads.append(thread)
             self._send(rank, setup)
             thread.start()
-        beat = threading.Thread(target=self._beat, name="penstock-rank-pulse", daemon=True)
-        self._threads.append(beat)
+            self._threads.append(thread)
+        beat = threading.Thread(target=self._beat, name="penstock-rank-heartbeat", daemon=True)
         beat.start()
+        self._threads.append(beat)
 
     def join(self) -> RankLink | None:
         """Wait until all ranks are ready; returns the connection of the stage before, if there is one."""
         if self.layout.num_stages > 1:
-            while self._flow is None:
+            while self._upstream is None:
                 self.check()
                 self._admit(self.hellos[1].identity)
         with self._news:
-            while len(self._loaded) < self.layout.num_ranks - 1:
+            while len(self.loaded) < self.layout.num_ranks - 1:
                 self.check()
-                self._news.wait(PULSE_S)
+                self._news.wait(HEARTBEAT_S)
         self._listener.close()
-        return self._flow
+        return self._upstream
 
     def check(self) -> None:
         if self.failure is not None:
@@ -162,18 +164,34 @@ class Crew:
         """Return the answers of all ranks to a control message; None while some are missing."""
         self.check()
         with self._news:
-            found = self._answers.get(number, {})
-            return dict(found) if len(found) == len(self._links) else None
+            return self._answers.pop(number) if self._has_all(number) else None
+
+    def await_answers(self, number: int) -> dict[int, Answer]:
+        """Wait for the answers of all ranks."""
+        with self._news:
+            while not self._has_all(number):
+                self.check()
+                self._news.wait(HEARTBEAT_S)
+            return self._answers.pop(number)
+
+    def _has_all(self, number: int) -> bool:
+        return len(self._answers.get(number, ())) == len(self._links)
 
     def wait(self, wait_s: float) -> None:
         """Wait for news, at most so long."""
         with self._news:
             self._news.wait(wait_s)
 
+    def await_loss(self, wait_s: float) -> None:
+        """Wait for a rank to be lost, at most so long."""
+        with self._news:
+            self._news.wait_for(lambda: self.failure is not None, wait_s)
+
     def lose(self, rank: int, why: str) -> None:
         """Note that a rank is lost."""
-        hello = self.hellos[rank]
-        self.fail(RankLost(f"rank {rank} (process {hello.pid} on {hello.node}) is lost: {why}", rank))
+        hello = self.hellos.get(rank)  # none of rank 0
+        who = "" if hello is None else f" (process {hello.pid} on {hello.node})"
+        self.fail(RankLost(f"rank {rank}{who} is lost: {why}", rank))
 
     def fail(self, failure: RankLost) -> None:
         """End all ranks. Whoever waits for one gets to know why."""
@@ -182,7 +200,7 @@ class Crew:
                 return
             self.failure = failure
             self._news.notify_all()
-        for link in [*self._links.values(), self._flow]:
+        for link in [*self._links.values(), self._upstream]:
             if link is not None:
                 link.end()
         self._backend.kill()
@@ -199,24 +217,28 @@ class Crew:
         link = self._links[rank]
         try:
             while True:
-                silence_s = MAX_SILENCE_S if rank in self._loaded else MAX_LOADING_SILENCE_S
+                silence_s = MAX_SILENCE_S if rank in self.loaded else MAX_LOADING_SILENCE_S
                 message = decode_from_rank(link.receive(silence_s))
-                if isinstance(message, Lost):
-                    return self.lose(rank, message.error)
+                if isinstance(message, RankFailed):
+                    if message.rank >= 0:
+                        self.await_loss(LOSS_S)
+                    return self.lose(rank if message.rank < 0 else message.rank, message.error)
                 with self._news:
-                    if isinstance(message, RankReady):
-                        self._loaded.add(rank)
-                    elif isinstance(message, Told):
+                    if isinstance(message, RankBeat):
+                        self.beats[rank] = time.monotonic(), message
+                    elif isinstance(message, RankReady):
+                        self.loaded[rank] = message
+                    elif isinstance(message, ControlAnswer):
                         self._answers.setdefault(message.number, {})[rank] = message.answer
                     self._news.notify_all()
         except (LinkClosed, msgspec.DecodeError) as error:
             self.lose(rank, str(error))
 
     def _beat(self) -> None:
-        while not self._is_closing.wait(PULSE_S):
+        while not self._is_closing.wait(HEARTBEAT_S):
             for link in self._links.values():
                 try:
-                    link.send(encode(Pulse()))
+                    link.send(encode(RankBeat()))
                 except LinkClosed:
                     return  # whoever listens to that rank tells
 
@@ -228,7 +250,7 @@ class Crew:
                 link.send(encode(End()))
         self._listener.close()
         self._backend.close()
-        for one in [*self._links.values(), self._flow]:
+        for one in [*self._links.values(), self._upstream]:
             if one is not None:
                 one.end()
         for thread in self._threads:
