@@ -112,19 +112,23 @@ def load(path: Path, threads: int) -> Any:
     )  # fmt: skip
 
 
-def measure(llm: Any, sequences: int, tokens: int) -> float:
-    """Tokens a second of so many sequences that decode together, their prompts left out."""
+def measure(llm: Any, sequences: int, tokens: int) -> tuple[float, float]:
+    """Tokens per second of the clock and of the processor of so many sequences that decode together, their prompts left
+    out."""
     from penstock import SamplingParams
 
     prompts = [{"prompt_token_ids": [(7 * i + j) % VOCABULARY for j in range(8)]} for i in range(sequences)]
 
-    def run(count: int) -> float:
-        params = SamplingParams(max_tokens=count, temperature=1.0, seed=1, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
+    def run(count: int) -> tuple[float, float]:
+        params = SamplingParams(
+            max_tokens=count, temperature=1.0, seed=1, ignore_eos=True, detokenize=False, speculation=False
+        )
+        start, start_cpu = time.perf_counter(), time.process_time()
         llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - start_cpu
 
-    return sequences * tokens / (run(1 + tokens) - run(1))
+    clock, processor = (sequences * tokens / (long - short) for long, short in zip(run(1 + tokens), run(1)))
+    return clock, processor
 
 
 def main() -> None:
@@ -137,7 +141,7 @@ def main() -> None:
     chosen = parser.parse_args()
     heads = chosen.width // HEAD_SIZE
     sparse = Shape(chosen.width, chosen.hidden, chosen.layers, heads, max(1, heads // 4), chosen.experts, chosen.chosen)
-    found: dict[tuple[str, int], list[float]] = {}
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         models = {}
         for name, shape in (("experts", sparse), ("dense", sparse.dense())):
@@ -147,7 +151,13 @@ def main() -> None:
             for name, llm in models.items():
                 for sequences in (1, 16):
                     found.setdefault((name, sequences), []).append(measure(llm, sequences, chosen.tokens))
+    for kind, name in enumerate(("clock", "processor")):
+        report(name, {key: [one[kind] for one in values] for key, values in found.items()})
+
+
+def report(kind: str, found: dict[tuple[str, int], list[float]]) -> None:
     speed = {key: statistics.median(values) for key, values in found.items()}
+    print(f"by the {kind}:")
     for (name, sequences), value in speed.items():
         spread = f"{min(found[name, sequences]):.1f} to {max(found[name, sequences]):.1f}"
         print(f"{name:>8} × {sequences:2}: {value:7.1f} tok/s  ({spread})")

@@ -32,7 +32,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
-from penstock.passes.adapt import LoraTable, make_lora_table
+from penstock.passes.lora_table import LoraTable, make_lora_table
 from penstock.passes.outline import count_packed_bytes
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template

@@ -8,7 +8,7 @@ tokens are computed alike: one form of the sums keeps every chunking exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ class HeadLinear:
     def __init__(self, ops: OpTable, weights: Tensor) -> None:
         self.ops, self.num_out, self.panels = ops, weights.shape[1], pack_heads(weights)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
         """x[T, H, C] → [T, H, O]."""
         return self.ops.head_linear(x, self.panels, self.num_out)
 
@@ -39,8 +39,11 @@ class HeadProduct:
     def __init__(self, ops: OpTable, weights: Tensor) -> None:
         self.ops, self.weights = ops, weights.contiguous()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
         return self.ops.head_product(x, self.weights)
+
+
+Heads = Callable[[Tensor, StepInputs], Tensor]  # x[T, H, C] → [T, H, O]
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class LatentAttention:
         query: Linear | LowRankQuery,
         kv_a: Linear,
         kv_norm: Norm,
-        absorbed: tuple[HeadLinear | HeadProduct, HeadLinear | HeadProduct],
+        absorbed: tuple[Heads, Heads],
         out: Linear,
         head: LatentHead,
         rope: RopeTable,
@@ -91,10 +94,10 @@ class LatentAttention:
         k_rope = self.rope(k_rope.unsqueeze(1), step.positions).flatten(1)
         self.ops.latent_write(self.kv_norm(latent), k_rope, memory.latent, step.slots[memory.group])
         y = self.ops.latent_attention(
-            self.absorb_key(q_nope), self.rope(q_rope, step.positions), memory.latent, step.tables[memory.group],
+            self.absorb_key(q_nope, step), self.rope(q_rope, step.positions), memory.latent, step.tables[memory.group],
             step.query_start, step.lengths, self.head.scale, step.tail, step.work,
         )  # fmt: skip
-        return self.expand_value(y).flatten(1)
+        return self.expand_value(y, step).flatten(1)
 
     def query(self, x: Tensor, step: StepInputs) -> Tensor:
         if self.q_a is None or self.q_norm is None:

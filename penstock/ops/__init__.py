@@ -41,7 +41,7 @@ from penstock.ops.matmul.head_linear import head_linear, head_product, pack_head
 from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.matmul.linear import PANEL, linear, pack_panels, unpack_panels
-from penstock.ops.matmul.lora import LoraWeights, LowRank, Term, add_lora, add_lora_rows
+from penstock.ops.matmul.lora import LoraWeights, LowRank, Shift, Term, Whole, add_grouped_lora, add_lora, add_lora_rows
 from penstock.ops.matmul.lora_stacks import AdapterRows, LoraStacks, add_lora_columns, add_lora_stacks
 from penstock.ops.matmul.packed import FORMATS, Format, PackedWeight
 from penstock.ops.matmul.packed_linear import packed_linear
@@ -70,12 +70,15 @@ __all__ = [
     "PackedWeight",
     "RouterRule",
     "Shared",
+    "Shift",
     "Tail",
     "Term",
+    "Whole",
     "Work",
     "above",
     "activation",
     "add",
+    "add_grouped_lora",
     "add_lora",
     "add_lora_columns",
     "add_lora_rows",

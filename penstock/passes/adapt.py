@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from penstock import layers
 from penstock.models.decoder import Decoder, Encoder, linears, store_fp8
-from penstock.models.lora import Adapter
-from penstock.models.spec import ModelSpec, parts_of
+from penstock.models.spec import parts_of
 from penstock.ops import LoraStacks, LoraWeights, OpTable
-from penstock.ops.matmul.lora_stacks import PinnedLowRank
+from penstock.passes.adapt_stacks import AdaptedExperts, adapt_heads
+from penstock.passes.lora_table import EMBEDDING, HEAD, PROJECT, LoraTable
 from penstock.passes.lower import Lower, LoweredBlock
 from penstock.passes.lower.products import FusedProduct, fuse
 from penstock.passes.lower.stages import AddResidual, Flow, Product, Stage, open_block
 from penstock.passes.shard.links import GatherInputs, GatherOutputs, LinkedLinear, ReduceOutputs
 
-Delta = Callable[[Tensor, Tensor, layers.StepInputs], Tensor]  # x[T, C], y[T, O] = linear(x) → [T, O]
+Delta = Callable[..., Tensor]  # x[T, C], y[T, O] = linear(x), the step → [T, O]
 Deltas = Callable[[str, layers.Linear], Delta | None]  # by a linear's name
 # Rules that match beside linears with adapters.
 KEPT = ("write_qkv", "add_in_norm", "attend_ends", "mix_ends", "gate_in_experts", "add_in_experts")
@@ -70,13 +69,13 @@ def count_outputs(linear: layers.Linear) -> int:
 
 @dataclass(frozen=True)
 class AdaptedSum:
-    """x = x + linear(y), in one product, and then the delta."""
+    """x = x + linear(y), in one product, and then the delta, which is told what was added to."""
 
     product: FusedProduct
     delta: Delta
 
     def __call__(self, flow: Flow) -> None:
-        flow.x = self.delta(flow.y, self.product.run(flow.y, flow.x), flow.step)
+        flow.x = self.delta(flow.y, self.product.run(flow.y, flow.x), flow.step, flow.x)
 
 
 @dataclass(frozen=True)
@@ -118,75 +117,6 @@ def _is_fusable(linear: layers.Linear) -> bool:
     return isinstance(linear, GatherOutputs) and fuse(Product(linear.linear)) is not None
 
 
-RANK_STEP = 16  # inputs of a tensor-core instruction
-EMBEDDING, PROJECT, HEAD = "embedding.tokens", "embedding.project", "head.rows"
-
-
-class LoraTable(Mapping[str, LoraWeights]):
-    """The low-rank matrices of every linear that may have some, by the linear's name; rooms for `num_slots`."""
-
-    is_on_gpu = False
-
-    def __init__(self, spec: ModelSpec, num_slots: int) -> None:
-        self.spec, self.num_slots = spec, num_slots
-        self._merges = spec.merges()
-        self._made: dict[str, LoraWeights] = {}
-
-    def make(self, name: str, num_out: int, num_in: int) -> Any:
-        merge = self._merges.get(name)
-        return self._made.setdefault(name, LoraWeights(num_out, self.num_slots, len(merge.parts) if merge else 1))
-
-    def arrange(self, adapter: Adapter) -> Adapter:
-        """Return an adapter as the kernels read it."""
-        return adapter
-
-    def __getitem__(self, name: str) -> LoraWeights:
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
-class StackTable(LoraTable):
-    """A LoraTable on a GPU: each slot has room for one adapter of `rank`, which never moves."""
-
-    is_on_gpu = True
-
-    def __init__(self, spec: ModelSpec, num_slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(spec, num_slots)
-        self.rank, self.dtype, self.device = -(-rank // RANK_STEP) * RANK_STEP, dtype, device
-
-    def make(self, name: str, num_out: int, num_in: int) -> Any:
-        merge = self._merges.get(name)
-        sizes = [rows for _, rows in merge.parts] if merge else [num_out]
-        if name not in self._made:
-            is_embedding = name == EMBEDDING
-            shape = num_out, num_in
-            made: Any = LoraStacks(self.num_slots, self.rank, shape, sizes, self.dtype, self.device, is_embedding)
-            self._made[name] = made
-        return self._made[name]
-
-    def arrange(self, adapter: Adapter) -> Adapter:
-        """Lay an adapter's matrices out for the device."""
-        found: dict[str, Any] = {
-            name: [PinnedLowRank.unpack(part, self.dtype, name == EMBEDDING) for part in parts]
-            for name, parts in adapter.parts.items()
-        }
-        return Adapter(found, adapter.rank)
-
-
-def make_lora_table(
-    spec: ModelSpec, num_slots: int, rank: int, dtype: torch.dtype | None, device: torch.device
-) -> LoraTable:
-    """Make the table of a device."""
-    if device.type == "cpu":
-        return LoraTable(spec, num_slots)
-    return StackTable(spec, num_slots, rank, dtype or torch.bfloat16, device)
-
-
 class AddLora:
     """y, with what the adapters of the step's rows add to it."""
 
@@ -194,11 +124,16 @@ class AddLora:
         self.ops, self.weights = ops, weights
         self.op = "add_lora_stacks" if isinstance(weights, LoraStacks) else "add_lora"
 
-    def __call__(self, x: Tensor, y: Tensor, step: layers.StepInputs) -> Tensor:
-        return self.add(x, y, step.adapters)
+    def __call__(self, x: Tensor, y: Tensor, step: layers.StepInputs, residual: Tensor | None = None) -> Tensor:
+        """y is the product and the residual, if there is one."""
+        return self.add(x, y, step.adapters, residual)
 
-    def add(self, x: Tensor, y: Tensor, adapters: Any) -> Tensor:
-        return y if adapters is None else getattr(self.ops, self.op)(x, y, adapters, self.weights)
+    def add(self, x: Tensor, y: Tensor, adapters: Any, residual: Tensor | None = None) -> Tensor:
+        if adapters is None:
+            return y
+        given = () if residual is None or isinstance(self.weights, LoraStacks) else (residual,)
+        added: Tensor = getattr(self.ops, self.op)(x, y, adapters, self.weights, *given)
+        return added
 
 
 class AdaptedBlock:
@@ -252,18 +187,36 @@ class Adapt:
         lowered = self._finish(block, is_last)
         index, self._next = self._next, self._next + 1
         for described, part in zip(parts_of(self.table.spec.layers[index]), (block.mixer, block.ffn)):
-            if part is None or isinstance(part, layers.Experts):
-                continue
-            for name, linear in list(part.linears()):
-                whole, num_in = f"layers.{index}.{described.prefix}.{name}", linear.scheme.num_in
-                weights = self.table.make(whole, count_outputs(linear), num_in)
-                _swap(part, linear, wrap_linear(linear, AddLora(self.ops, weights)))
+            name = f"layers.{index}.{described.prefix}"
+            if isinstance(part, layers.Experts):
+                if self.table.bases is not None and type(part) in (layers.Experts, layers.WeighedInputExperts):
+                    opened: Any = block
+                    opened.ffn = self._adapt_experts(part, name)
+            elif part is not None:
+                self._adapt_linears(part, part.linears(), name)
+                if self.table.bases is not None and type(part) is layers.LatentAttention:
+                    adapt_heads(part, described, self.table, name)
         stages = join_sums(open_block(block))
         for rule in self.lower.rules:
             if rule.name in KEPT and (is_last or not rule.last):
                 stages = rule.apply(stages)
         adapted = LoweredBlock(block, stages) if stages else block
         return adapted if lowered is None else AdaptedBlock(lowered, adapted)
+
+    def _adapt_linears(self, part: Any, linears: Iterable[tuple[str, layers.Linear]], name: str) -> None:
+        for own, linear in list(linears):
+            weights = self.table.make(f"{name}.{own}", count_outputs(linear), linear.scheme.num_in, linear.scheme)
+            _swap(part, linear, wrap_linear(linear, AddLora(self.ops, weights)))
+
+    def _adapt_experts(self, experts: layers.Experts, name: str) -> AdaptedExperts:
+        """Adapt a copy: steps without adapters take what `lower` made of the experts themselves."""
+        adapted = AdaptedExperts(experts, self.table, name)
+        self._adapt_linears(adapted.router, [("router", adapted.router.linear)], name)
+        if adapted.shared is not None:
+            self._adapt_linears(adapted.shared, adapted.shared.linears(), f"{name}.shared")
+        if adapted.shared_gate is not None:
+            self._adapt_linears(adapted, [("shared_gate", adapted.shared_gate)], name)
+        return adapted
 
     def _finish(self, block: layers.AnyBlock, is_last: bool) -> layers.AnyBlock | None:
         """Lower the block for steps without adapters. On a GPU there are none: one graph serves any rows, and norms
@@ -280,10 +233,10 @@ class Adapt:
         if isinstance(embedding, layers.Embedding):
             project, tokens = embedding.project, embedding.tokens
             if project is not None:
-                weights = self.table.make(PROJECT, project.scheme.num_out, project.scheme.num_in)
+                weights = self.table.make(PROJECT, project.scheme.num_out, project.scheme.num_in, project.scheme)
                 embedding.project = AdaptedLinear(project, AddLora(self.ops, weights))
-            weights = self.table.make(EMBEDDING, tokens.num_in, tokens.num_out)
+            weights = self.table.make(EMBEDDING, tokens.num_in, tokens.num_out, tokens)
             model.embedding = AdaptedEmbedding(embedding, weights)
         if isinstance(model, Decoder) and isinstance(model.head, layers.Head):
             rows = model.head.rows
-            model.head = AdaptedHead(model.head, self.table.make(HEAD, rows.num_out, rows.num_in))
+            model.head = AdaptedHead(model.head, self.table.make(HEAD, rows.num_out, rows.num_in, rows))

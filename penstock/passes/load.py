@@ -14,7 +14,8 @@ from penstock.models.load import load_model
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable
 from penstock.parallel import Mesh
-from penstock.passes.adapt import Adapt, LoraTable
+from penstock.passes.adapt import Adapt
+from penstock.passes.lora_table import LoraTable
 from penstock.passes.lower import RULES, Lower, Rule
 from penstock.passes.shard import Connect
 

@@ -13,7 +13,7 @@ from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora, 
 from penstock.errors import PenstockError
 from penstock.models.lora import Adapter, fingerprint, read_adapter
 from penstock.ops import Term
-from penstock.passes.adapt import LoraTable
+from penstock.passes.lora_table import LoraTable
 from penstock.runner.memory import CPU, allocate
 from penstock.types import LoraUse
 
@@ -90,7 +90,7 @@ class LoraBank:
         before = fingerprint(folder)
         if message.fingerprint and before != message.fingerprint:
             raise PenstockError(f"{folder} has changed since the adapter was loaded: load it again")
-        adapter = read_adapter(folder, self.table.spec, self.max_rank)
+        adapter = read_adapter(folder, self.table.spec, self.max_rank, self.table.bases)
         adapter = self.table.arrange(adapter) if self.table.is_on_gpu else settle(adapter)
         if fingerprint(folder) != before:
             raise PenstockError(f"{folder} changed while it was read: load it again")
@@ -119,7 +119,7 @@ class LoraBank:
             adapters = [(self._adapters[use.number], use.scale) for use in uses]
         self._slots[slot] = ()  # a failure below leaves it without a label
         for name, weights in self.table.items():
-            terms = [Term(adapter.parts.get(name, ()), scale) for adapter, scale in adapters]
+            terms = [Term(adapter.list_parts(name), scale) for adapter, scale in adapters]
             weights.fill(slot, terms if any(parts for parts, _ in terms) else ())
         self._slots[slot] = uses
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 Pairs = dict[str, tuple[Tensor, Tensor]]  # module → a [r, in], b [out, r]
-REFUSED = ("experts", "shared_expert", "router", "positions", "wpe", "kv_b_proj")
+REFUSED = ("positions", "wpe")
 OUTER = ("embed_in", "embed_out", "embed_tokens", "lm_head", "word_embeddings", "wte", "embeddings")
 
 
 def is_target(name: str, module: nn.Module) -> bool:
     """Return whether PEFT adapts this kind of module and we have it as a linear."""
-    if any(part in name for part in REFUSED) or name.endswith("mlp.gate"):
+    if any(part in name for part in REFUSED):
         return False
     if isinstance(module, nn.Embedding):
         return name.rpartition(".")[2] in OUTER

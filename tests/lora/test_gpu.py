@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from penstock import LLM, LoRARequest, SamplingParams  # noqa: E402
 from penstock.api import assemble  # noqa: E402
 from penstock.errors import InvalidRequest  # noqa: E402
-from penstock.passes.adapt import StackTable  # noqa: E402
+from penstock.passes.lora_table import StackTable  # noqa: E402
 from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
 from tests.llm.tiny import runner  # noqa: E402
 from tests.lora.conftest import Lab  # noqa: E402

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.errors import InvalidModel
 from penstock.models.lora import Adapter, read_adapter
-from penstock.models.lora.adapter import MAX_FACTOR
+from penstock.models.lora.locator import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.ops import LoraWeights, LowRank
 from penstock.ops.matmul.linear import unpack_panels
@@ -236,7 +236,7 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     )
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["w1"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj, which can be merged alone"):
+    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj; on a GPU and with ranks"):
         read_adapter(tmp_path, spec, 16)
 
 

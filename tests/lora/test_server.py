@@ -129,10 +129,9 @@ def test_bad_requests_say_why(server: RunningServer, lab: Lab, tmp_path: Path) -
     refuse(name, {"lora_name": "new", "lora_path": str(tmp_path / "none.gguf")}, "GGUF", status=404)
     (tmp_path / "adapter_config.json").write_text("this is not json")
     refuse(name, {"lora_name": "new", "lora_path": str(tmp_path)}, "adapter_config.json")
-    for key, value in (("bias", "all"), ("use_dora", True), ("modules_to_save", ["lm_head"])):
-        config = json.loads((lab.folders[2] / "adapter_config.json").read_text())
-        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, key: value}))
-        refuse(name, {"lora_name": "new", "lora_path": str(tmp_path)}, key, "penstock merge")
+    config = json.loads((lab.folders[2] / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "trainable_token_indices": [1]}))
+    refuse(name, {"lora_name": "new", "lora_path": str(tmp_path)}, "trainable_token_indices", "penstock merge")
     refuse(name, {"lora_name": "lora-0", "lora_path": path}, "already loaded", "load_inplace")
     refuse(name, {"lora_name": "base", "lora_path": path}, "another model")
     refuse(name, {"lora_path": path}, "lora_name")

@@ -21,8 +21,8 @@ from penstock.models.names import Names
 from penstock.models.pooling import Pooling
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.parallel import Mesh
-from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
+from penstock.passes.lora_table import LoraTable
 from penstock.passes.outline import weight_bytes
 from penstock.passes.shard import shard
 from penstock.runner.cpu.runner import Runner

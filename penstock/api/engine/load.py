@@ -12,8 +12,8 @@ from penstock.models.files import Checkpoint
 from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec
 from penstock.parallel import Mesh
-from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
+from penstock.passes.lora_table import LoraTable
 
 Progress = Callable[[int, int], None]
 

@@ -23,7 +23,7 @@ from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.host.machine import settle_collector
 from penstock.models.decoder import Decoder, Encoder
-from penstock.passes.adapt import LoraTable
+from penstock.passes.lora_table import LoraTable
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.memory import BlockMemory

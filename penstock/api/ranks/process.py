@@ -32,7 +32,7 @@ from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.spec import spec_from_config
 from penstock.ops import cpu
 from penstock.parallel import Mesh, Segment, open_mesh
-from penstock.passes.adapt import LoraTable
+from penstock.passes.lora_table import LoraTable
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.loras import LoraBank
 from penstock.runner.ranks.backends.task import REFUSED, RankTask, decode_task

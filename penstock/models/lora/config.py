@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,12 @@ IGNORED = (
 EXPRESSIONS = f"valid, simple expressions (at most {MAX_REPEATS} repeats, and none of what has choices)"
 NEUTRAL: tuple[Any, ...] = (None, False, [], {}, "")
 MERGE = "it cannot be computed beside the model: penstock merge MODEL ADAPTER OUT makes a model of both"
+SWAPS_STACKS = (0, 19)
 BIASES = ("none", "all", "lora_only")
-WHOLE = ("use_dora", "modules_to_save", "trainable_token_indices")  # that can be merged alone
+MERGED = frozenset({"use_dora", "bias", "modules_to_save", "trainable_token_indices"})
+SERVED = frozenset({"use_dora", "bias", "modules_to_save", "target_parameters"})  # on a CPU, by one rank
 REMEDY = {
-    "target_parameters": "stacked experts cannot be adapted: merge the adapter into the model with peft",
+    "target_parameters": "stacked experts are served on a CPU, without ranks; to merge them, use peft",
     "lora_bias": "biases of lora_B are not read: merge the adapter into the model with peft",
 }
 
@@ -65,6 +67,9 @@ class LoraConfig:
     has_magnitudes: bool = False  # DoRA
     has_biases: bool = False  # trained ones, of the base's modules
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # trained rows, by ends of embeddings' names
+    wholes: tuple[str, ...] = ()  # modules that are replaced, by ends of their names
+    parameters: tuple[str, ...] = ()  # of stacked experts, by ends of their names
+    swaps_stacks: bool = False  # a peft that knows which dimension of a square stack is the inputs
 
     def find_rank(self, module: str) -> int:
         return int(_find(self.ranks, module, self.rank))
@@ -78,12 +83,15 @@ class LoraConfig:
         """Return whether a module of a layer, or of none, is one that PEFT would have adapted."""
         if self.excluded and _matches(self.excluded, module):
             return False
-        if self.targets == "all-linear":
+        if self.targets == "all-linear" or self.targets_parameter(f"{module}.weight"):
             return True
         if not _matches(self.targets, module):
             return False
         named = not isinstance(self.targets, str) and module in self.targets
         return self.layers is None or named or layer in self.layers
+
+    def targets_parameter(self, name: str) -> bool:
+        return _matches(self.parameters, name)
 
 
 def _matches(wanted: str | tuple[str, ...], module: str) -> bool:
@@ -100,9 +108,9 @@ def _find(patterns: Mapping[re.Pattern[str], float], module: str, default: float
     return default
 
 
-def read_lora_config(folder: Path, merges: bool = False) -> LoraConfig:
-    """Read a folder's config; raises InvalidModel with the key that is not understood. `merges`: also what can only be
-    merged."""
+def read_lora_config(folder: Path, allowed: Collection[str] = ()) -> LoraConfig:
+    """Read a folder's config; raises InvalidModel with the key that is not understood, and for those of what not every
+    use of adapters can compute, but for the `allowed` ones."""
     path = folder / CONFIG
     if not path.is_file():
         raise InvalidModel(f"{folder} has no {CONFIG}: name a folder that peft's save_pretrained() wrote")
@@ -115,7 +123,7 @@ def read_lora_config(folder: Path, merges: bool = False) -> LoraConfig:
         raise refuse("peft_type", "only LORA adapters can be loaded")
     if values.get("task_type") not in TASKS:
         raise refuse("task_type", "adapters of CAUSAL_LM models can be loaded")
-    if (values.get("bias") or "none") not in (BIASES if merges else ("none",)):
+    if (values.get("bias") or "none") not in (BIASES if "bias" in allowed else ("none",)):
         raise refuse("bias", MERGE if values["bias"] in BIASES else f"choose one of {', '.join(BIASES)}")
     start = values.get("init_lora_weights", True)
     if start not in PLAIN_STARTS:
@@ -124,16 +132,30 @@ def read_lora_config(folder: Path, merges: bool = False) -> LoraConfig:
             "it changes the base's weights; save the adapter with path_initial_model_for_weight_conversion",
         )
     for key, value in values.items():
-        if key in WHOLE and value not in NEUTRAL and not merges:
+        if key in MERGED and key not in (*READ, *allowed) and value not in NEUTRAL:
             raise refuse(key, MERGE)
-        if key not in (*READ, *IGNORED, *WHOLE) and value not in NEUTRAL:
+        if key not in (*READ, *IGNORED, *MERGED, *allowed) and value not in NEUTRAL:
             raise refuse(key, REMEDY.get(key, "leave it out, or merge the adapter into the model with peft"))
     return replace(
         _make_config(values, refuse),
         has_magnitudes=bool(values.get("use_dora")),
         has_biases=(values.get("bias") or "none") != "none",
         tokens=_read_tokens(values.get("trainable_token_indices") or (), refuse),
+        wholes=_read_names("modules_to_save", values, refuse),
+        parameters=_read_names("target_parameters", values, refuse),
+        swaps_stacks=_read_version(values.get("peft_version")) >= SWAPS_STACKS,
     )
+
+
+def _read_names(key: str, values: Mapping[str, Any], refuse: Any) -> tuple[str, ...]:
+    names = values.get(key) or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise refuse(key, "it must list names")
+    return tuple(names)
+
+
+def _read_version(value: object) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d{1,6}", str(value))[:2])
 
 
 def _read_tokens(value: Any, refuse: Any) -> dict[str, tuple[int, ...]]:
@@ -159,8 +181,8 @@ def _make_config(values: Mapping[str, Any], refuse: Any) -> LoraConfig:
         raise refuse("rank_pattern", f"it maps {EXPRESSIONS} for modules to ranks of 1 to {MAX_RANK}")
     if alphas is None or not all(map(_is_number, alphas.values())):
         raise refuse("alpha_pattern", f"it maps {EXPRESSIONS} for modules to finite numbers")
-    targets = _read_targets(values.get("target_modules"))
-    if not targets:
+    targets = _read_targets(values.get("target_modules") or ())
+    if targets is None or not (targets or values.get("target_parameters")):
         raise refuse("target_modules", f"it must list names, be all-linear, or be one of {EXPRESSIONS}")
     excluded = _read_targets(values.get("exclude_modules") or ())
     if excluded is None:

@@ -9,8 +9,17 @@ namespace {
 struct Record {
     const void *a, *b;  // panels [ceil(rank/16)][width][16] and [ceil(num_out/16)][rank][16]; embedding: a [V][rank]
     int64_t a_type, b_type, rank, first, num_out, scale;
+
+    bool has_sums() const { return a != nullptr && b != nullptr; }  // otherwise one matrix: b · x, or a row of a
 };
 static_assert(sizeof(Record) == 8 * sizeof(int64_t), "a record is eight words");
+
+// What a slot does to the outputs before anything is added: y += gain · (y - residual) + offset.
+struct Shift {
+    int64_t num_adapters;
+    const float *gain, *offset;  // [num_out]; null together
+};
+static_assert(sizeof(Shift) == 3 * sizeof(int64_t), "a shift is three words");
 
 constexpr int kChains = kParts == 1 ? 4 : kParts == 2 ? 2 : 1;  // of a sum over the width: its order, on this path
 constexpr int kShrinkRows = kAccumulators / (kParts * kChains);
@@ -21,6 +30,7 @@ constexpr int64_t kMaxGroups = 64;    // of one matrix
 
 struct Table {
     const Record* records;
+    const Shift* shifts;
     int64_t num_slots, num_adapters, num_parts;
 
     const Record* at(int64_t slot, int64_t adapter) const {
@@ -28,13 +38,29 @@ struct Table {
     }
 };
 
+// Rows p of one token are p / per_token; of a stack of matrices each row has its own, whose slots follow each other.
+struct RowSlots {
+    const int32_t *tokens, *matrices;  // null: matrices 0, 1, … of each token
+    int64_t per_token, num_matrices;
+
+    int64_t operator[](int64_t row) const {
+        const int64_t slot = tokens[row / per_token];
+        const int64_t matrix = matrices == nullptr ? row % per_token : matrices[row];
+        return slot < 0 || matrix < 0 ? -1 : slot * num_matrices + matrix;
+    }
+};
+
 struct Rows {
     const float* x;  // or, for an embedding, ids
     const int64_t* ids;
-    int64_t stride, count, width;
-    const int32_t* slots;
+    int64_t stride, shared, count, width;  // rows p of the result have row p / shared of x
+    RowSlots slots;
+    const float* residual;
+    int64_t residual_stride, num_out;
     float* y;
     int64_t y_stride;
+
+    const float* input(int64_t row) const { return x + row / shared * stride; }
 };
 
 // Rows [row, end) of one slot times one matrix; the sums of its ranks are at `inner`, [row][padded rank].
@@ -42,7 +68,7 @@ struct Task {
     const Record* record;
     int64_t row, end, inner;
 
-    int64_t num_ranks() const { return ceil_div(record->rank, kLanes) * kLanes; }
+    int64_t num_ranks() const { return record->has_sums() ? ceil_div(record->rank, kLanes) * kLanes : 0; }
     int64_t num_panels() const { return ceil_div(record->num_out, kLanes); }
     int64_t group() const { return max(kGroupPanels, ceil_div(num_panels(), kMaxGroups)); }
 };
@@ -88,7 +114,7 @@ void shrink(const Rows& rows, const Task& task, int64_t panel, const T* a, float
     for (int64_t tile = 0; tile < heights.num_tiles; tile++)
         with_count<kShrinkRows>(heights.rows(tile), [&](auto count) {
             const int64_t first = heights.first(tile);
-            shrink_tile<decltype(count)::value>(rows.x + (task.row + first) * rows.stride, rows.stride, rows.width,
+            shrink_tile<decltype(count)::value>(rows.input(task.row + first), rows.stride, rows.width,
                                                 a + panel * rows.width * kLanes,
                                                 inner + task.inner + first * ranks + panel * kLanes, ranks);
         });
@@ -137,7 +163,9 @@ ALWAYS_INLINE void expand_tile(const float* inner, int64_t stride, int64_t rank,
 template <class T>
 void expand(const Rows& rows, const Task& task, int64_t begin, const T* b, const float* inner) {
     const Record& record = *task.record;
-    const int64_t ranks = task.num_ranks(), end = min(begin + task.group(), task.num_panels());
+    const int64_t end = min(begin + task.group(), task.num_panels());
+    const int64_t stride = record.has_sums() ? task.num_ranks() : rows.stride;
+    const float* from = record.has_sums() ? inner + task.inner : rows.input(task.row);
     const float scale = from_bits(uint32_t(record.scale));
     const Heights heights(task.end - task.row, kExpandRows);
     for (int64_t panel = begin; panel < end; panel++)
@@ -145,10 +173,23 @@ void expand(const Rows& rows, const Task& task, int64_t begin, const T* b, const
             with_count<kExpandRows>(heights.rows(tile), [&](auto count) {
                 const int64_t first = heights.first(tile);
                 float* y = rows.y + (task.row + first) * rows.y_stride + record.first + panel * kLanes;
-                expand_tile<decltype(count)::value>(inner + task.inner + first * ranks, ranks, record.rank,
+                expand_tile<decltype(count)::value>(from + first * stride, stride, record.rank,
                                                     b + panel * record.rank * kLanes, scale,
                                                     min(kLanes, record.num_out - panel * kLanes), y, rows.y_stride);
             });
+}
+
+// Adds the rows of an embedding that replaces the base's.
+template <class T>
+void add_rows(const Rows& rows, const Task& task, int64_t begin, const T* a) {
+    const Record& record = *task.record;
+    const int64_t first = begin * kLanes, end = min(first + task.group() * kLanes, record.num_out);
+    const float scale = from_bits(uint32_t(record.scale));
+    for (int64_t row = task.row; row < task.end; row++) {
+        const T* from = a + rows.ids[row] * record.num_out;
+        float* y = rows.y + row * rows.y_stride + record.first;
+        for (int64_t o = first; o < end; o++) y[o] = y[o] + scale * widen(from[o]);
+    }
 }
 
 template <class Body>
@@ -163,10 +204,11 @@ void with_stored(int64_t type, const void* data, const Body& body) {
 int64_t list_tasks(const Rows& rows, const Table& table, int64_t adapter, Task* tasks, int64_t& num_inner) {
     int64_t count = 0;
     num_inner = 0;
+    const int64_t longest = rows.shared == 1 ? kRunRows : 1;
     for (int64_t row = 0, end; row < rows.count; row = end) {
-        const int32_t slot = rows.slots[row];
-        for (end = row + 1; end < rows.count && end - row < kRunRows && rows.slots[end] == slot;) end++;
-        if (slot < 0) continue;
+        const int64_t slot = rows.slots[row];
+        for (end = row + 1; end < rows.count && end - row < longest && rows.slots[end] == slot;) end++;
+        if (slot < 0 || adapter >= table.shifts[slot].num_adapters) continue;
         for (int64_t part = 0; part < table.num_parts; part++) {
             const Record* record = table.at(slot, adapter) + part;
             if (record->rank == 0) continue;
@@ -175,6 +217,10 @@ int64_t list_tasks(const Rows& rows, const Table& table, int64_t adapter, Task* 
         }
     }
     return count;
+}
+
+int64_t count_shrinks(const Rows& rows, const Task& task) {
+    return rows.ids != nullptr ? task.record->has_sums() : task.num_ranks() / kLanes;
 }
 
 int64_t align(int64_t size) { return ceil_div(size, 64) * 64; }
@@ -188,7 +234,7 @@ void add_adapter(const Rows& rows, const Table& table, int64_t adapter) {
     if (num_tasks == 0) return;
     int64_t num_shrinks = 0, num_expands = 0;
     for (int64_t t = 0; t < num_tasks; t++) {
-        num_shrinks += rows.ids != nullptr ? 1 : tasks[t].num_ranks() / kLanes;
+        num_shrinks += count_shrinks(rows, tasks[t]);
         num_expands += ceil_div(tasks[t].num_panels(), tasks[t].group());
     }
     const int64_t begin = align(most * sizeof(Task)), items_bytes = align((num_shrinks + num_expands) * sizeof(Item));
@@ -199,7 +245,7 @@ void add_adapter(const Rows& rows, const Table& table, int64_t adapter) {
     float* inner = reinterpret_cast<float*>(room + begin + items_bytes);
     int64_t s = 0, e = 0;
     for (int64_t t = 0; t < num_tasks; t++) {
-        const int64_t panels = rows.ids != nullptr ? 1 : tasks[t].num_ranks() / kLanes;
+        const int64_t panels = count_shrinks(rows, tasks[t]);
         for (int64_t panel = 0; panel < panels; panel++) shrinks[s++] = {t, panel};
         for (int64_t panel = 0; panel < tasks[t].num_panels(); panel += tasks[t].group()) expands[e++] = {t, panel};
     }
@@ -213,23 +259,48 @@ void add_adapter(const Rows& rows, const Table& table, int64_t adapter) {
     });
     parallel_for(num_expands, height * kGroupPanels * kLanes * tasks[0].record->rank / 4, [&](int64_t i) {
         const Task& task = tasks[expands[i].task];
+        if (task.record->b == nullptr)
+            return with_stored(task.record->a_type, task.record->a,
+                               [&](auto* a) { add_rows(rows, task, expands[i].panel, a); });
         with_stored(task.record->b_type, task.record->b,
                     [&](auto* b) { expand(rows, task, expands[i].panel, b, inner); });
     });
 }
 
+// Moves the outputs of rows whose slots say so.
+void shift(const Rows& rows, const Table& table) {
+    parallel_for(rows.count, rows.num_out, [&](int64_t row) {
+        const int64_t slot = rows.slots[row];
+        if (slot < 0 || table.shifts[slot].gain == nullptr) return;
+        const Shift& by = table.shifts[slot];
+        const float* residual = rows.residual == nullptr ? nullptr : rows.residual + row * rows.residual_stride;
+        float* y = rows.y + row * rows.y_stride;
+        for (int64_t o = 0; o < rows.num_out; o++) {
+            const float own = residual == nullptr ? y[o] : y[o] - residual[o];
+            y[o] = (y[o] + by.gain[o] * own) + by.offset[o];
+        }
+    });
+}
+
 int32_t add_all(const Rows& rows, const Table& table) {
     int64_t most = 0;  // adapters of a slot
+    bool shifts = false;
     for (int64_t row = 0; row < rows.count; row++) {
-        const int32_t slot = rows.slots[row];
+        const int64_t slot = rows.slots[row];
         if (slot >= table.num_slots) return kBadIndex;
-        if (slot < 0 || (row > 0 && rows.slots[row - 1] == slot)) continue;
-        for (int64_t adapter = most; adapter < table.num_adapters; adapter++)
-            for (int64_t part = 0; part < table.num_parts; part++)
-                if (table.at(slot, adapter)[part].rank != 0) most = adapter + 1;
+        if (slot < 0) continue;
+        most = max(most, table.shifts[slot].num_adapters);
+        shifts |= table.shifts[slot].gain != nullptr;
     }
+    if (shifts) shift(rows, table);
     for (int64_t adapter = 0; adapter < most; adapter++) add_adapter(rows, table, adapter);
     return kDone;
+}
+
+Table table_of(const int64_t* records, const int64_t* shifts, int64_t num_slots, int64_t num_adapters,
+               int64_t num_parts) {
+    return {reinterpret_cast<const Record*>(records), reinterpret_cast<const Shift*>(shifts), num_slots, num_adapters,
+            num_parts};
 }
 
 }  // namespace
@@ -237,19 +308,34 @@ int32_t add_all(const Rows& rows, const Table& table) {
 }  // namespace penstock
 
 KERNEL(add_lora)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, const int32_t* slots,
-                 const int64_t* records, int64_t num_slots, int64_t num_adapters, int64_t num_parts, float* y,
+                 const int64_t* records, const int64_t* shifts, int64_t num_slots, int64_t num_adapters,
+                 int64_t num_parts, const float* residual, int64_t residual_stride, int64_t num_out, float* y,
                  int64_t y_stride) {
     using namespace penstock::PENSTOCK_PATH;
-    const Table table = {reinterpret_cast<const Record*>(records), num_slots, num_adapters, num_parts};
-    return add_all({x, nullptr, x_stride, num_rows, width, slots, y, y_stride}, table);
+    const RowSlots own = {slots, nullptr, 1, 1};
+    return add_all({x, nullptr, x_stride, 1, num_rows, width, own, residual, residual_stride, num_out, y, y_stride},
+                   table_of(records, shifts, num_slots, num_adapters, num_parts));
+}
+
+KERNEL(add_grouped_lora)(const float* x, int64_t x_stride, int64_t shared, int64_t num_rows, int64_t width,
+                         const int32_t* slots, const int32_t* matrices, int64_t per_token, int64_t num_matrices,
+                         const int64_t* records, const int64_t* shifts, int64_t num_slots, int64_t num_adapters,
+                         int64_t num_parts, int64_t num_out, float* y, int64_t y_stride) {
+    using namespace penstock::PENSTOCK_PATH;
+    const RowSlots own = {slots, matrices, per_token, num_matrices};
+    return add_all({x, nullptr, x_stride, shared, num_rows, width, own, nullptr, 0, num_out, y, y_stride},
+                   table_of(records, shifts, num_slots, num_adapters, num_parts));
 }
 
 KERNEL(add_lora_rows)(const int64_t* ids, int64_t num_rows, const int32_t* slots, const int64_t* records,
-                      int64_t num_slots, int64_t num_adapters, int64_t num_parts, float* y, int64_t y_stride) {
+                      const int64_t* shifts, int64_t num_slots, int64_t num_adapters, int64_t num_parts,
+                      int64_t num_out, float* y, int64_t y_stride) {
     using namespace penstock::PENSTOCK_PATH;
-    const Table table = {reinterpret_cast<const Record*>(records), num_slots, num_adapters, num_parts};
-    return add_all({nullptr, ids, 0, num_rows, 0, slots, y, y_stride}, table);
+    const RowSlots own = {slots, nullptr, 1, 1};
+    return add_all({nullptr, ids, 0, 1, num_rows, 0, own, nullptr, 0, num_out, y, y_stride},
+                   table_of(records, shifts, num_slots, num_adapters, num_parts));
 }
 
 EXPORT(add_lora)
+EXPORT(add_grouped_lora)
 EXPORT(add_lora_rows)
