@@ -288,6 +288,8 @@ class ServedModel:
         return await asyncio.to_thread(sandbox.load, source, origin, self._template)
 
     def _close_text(self) -> None:
+        if self._facts is not None:
+            self._facts.add_done_callback(lambda facts: facts.cancelled() or facts.exception())  # nobody waits for them
         service, self._service, self._text, self._facts = self._service, None, None, None
         sandbox, self._sandbox = self._sandbox, None
         if service is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Busy, EngineFailed, InvalidModel
+from penstock.server.engines import process as process_module
 from penstock.server.engines import quarantine as quarantine_module
 from penstock.server.engines import watchdog as watchdog_module
 from penstock.server.engines.admission import AdmissionQueue
@@ -134,6 +135,19 @@ def test_replica_that_cannot_load_ends_the_fleet(tmp_path: Path) -> None:
             await until(lambda: all(engine.pid is None or not _lives(engine) for engine in fleet.engines))
             with pytest.raises(EngineFailed):
                 fleet.submit(make_flight())
+
+    asyncio.run(run())
+
+
+def test_engine_that_still_loads_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads no messages, so it is not asked to stop."""
+    monkeypatch.setattr(process_module, "STOP_S", 3600.0)
+
+    async def run() -> None:
+        async with running(tmp_path, size=2, loads=["stop", "stop"]) as fleet:
+            await until(lambda: len(list(tmp_path.glob("start-*"))) == 2)
+            await asyncio.wait_for(fleet.close(), 30)
+            assert not any(_lives(engine) for engine in fleet.engines)
 
     asyncio.run(run())
 

@@ -70,6 +70,13 @@ def test_a_signal_while_loading_leaves_nothing(tiny_model: Path, place: Path) ->
     assert list(place.iterdir()) == []
 
 
+def test_interrupted_import_of_the_command_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(60)")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-m", "penstock"], env=env, capture_output=True, timeout=HANG_S)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGINT, b"")
+
+
 SWALLOWED = """
 import signal, sys
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -76,7 +77,7 @@ def test_listener_must_prove_the_secret_too() -> None:
             connection, _ = impostor.accept()
             with connection:
                 connection.sendall(links.GREETING + secrets.token_bytes(links.NONCE_BYTES))
-                connection.recv(1000)
+                links._read(connection, len(links.GREETING) + links.NONCE_BYTES + links.MAC_BYTES)
                 connection.sendall(links.ACCEPTED + secrets.token_bytes(links.MAC_BYTES))
 
         thread = threading.Thread(target=answer, daemon=True)
@@ -92,7 +93,8 @@ def test_proof_is_worth_nothing_elsewhere(listener: Listener) -> None:
     for _ in range(2):
         accepted = Accepted(listener)
         with socket.create_connection(("127.0.0.1", listener.port)) as caller:
-            greeting = caller.recv(100)
+            caller.sendall(links.GREETING)
+            greeting = links._read(caller, len(links.GREETING) + links.NONCE_BYTES)
             nonce, own = greeting[len(links.GREETING) :], b"n" * links.NONCE_BYTES
             proofs.append(own + SECRET.sign(b"caller", nonce, own))
             caller.sendall(proofs[0])
@@ -101,6 +103,18 @@ def test_proof_is_worth_nothing_elsewhere(listener: Listener) -> None:
         if accepted.link is not None:
             accepted.link.close()
     assert answer == links.REFUSED
+
+
+def test_silent_strangers_keep_no_rank_waiting(listener: Listener) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
+        accepted = Accepted(listener)
+        ours = connect(("127.0.0.1", listener.port), SECRET)
+        accepted.join()
+        assert accepted.link is not None
+        ours.close()
+        accepted.link.close()
 
 
 def test_nobody_there() -> None:

@@ -92,9 +92,17 @@ def test_certificate_of_another_ca(foreign: int, machines: list[Credentials], ca
     assert line.startswith("refused a connection from 127.0.0.1")
 
 
-def test_one_side_without_tls(machines: list[Credentials], caplog: pytest.LogCaptureFixture) -> None:
+def test_caller_alone_with_tls(machines: list[Credentials]) -> None:
     with pytest.raises(RefusedCertificate, match="or none"):
         meet(SECRET, machines[0])
+
+
+def test_listener_alone_with_tls(machines: list[Credentials], caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is told at once, and does not try again until the deadline."""
+    with caplog.at_level(logging.WARNING), pytest.raises(RefusedCertificate, match="uses TLS: give this machine"):
+        meet(machines[0], SECRET)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "does not use TLS, as this machine does" in line
 
 
 def test_files_that_are_no_certificates(tmp_path: Path) -> None:

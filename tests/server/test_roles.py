@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 
 from penstock.errors import InvalidConfig
 from penstock.server.config import ServerConfig
+from penstock.server.engines.process import Launch
 from tests.server.running import RunningServer
 from tests.server.streams import Said, chats, run_all
 
@@ -97,3 +99,9 @@ def test_streams_outlive_either(server: RunningServer, roles: RunningServer, num
 def test_roles_that_leave_work_to_nobody_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         ServerConfig(**options)
+
+
+def test_roles_without_a_prefix_cache_are_refused(tmp_path: Path) -> None:
+    options = {"kv_offloading_path": str(tmp_path), "enable_prefix_caching": False}
+    with pytest.raises(InvalidConfig, match="enable_prefix_caching=False: leave one of them out"):
+        Launch("m", options, tmp_path, 2, roles=("prefill", "decode"))

@@ -28,16 +28,20 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Fleet:
-    def __init__(self, router: RunningServer, servers: list[RunningServer]) -> None:
-        self.router, self.servers, self.url = router, servers, router.url
+    """Two servers behind a router, and a spare one that gets nothing."""
+
+    def __init__(self, router: RunningServer, servers: list[RunningServer], spare: RunningServer) -> None:
+        self.router, self.servers, self.spare, self.url = router, servers, spare, router.url
 
 
 @pytest.fixture(scope="module")
 def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    with serve(tiny_model, folder) as one, serve(tiny_model, folder) as two, route([one, two], folder) as router:
-        _wait_upstreams(router, 2)
-        yield Fleet(router, [one, two])
+    one, two, three = (serve(tiny_model, folder) for _ in range(3))
+    with one, two, three, route([one, two, three], folder) as router:
+        _wait_upstreams(router, 3)
+        _drain(router, three, True)
+        yield Fleet(router, [one, two], three)
 
 
 def _wait_upstreams(router: RunningServer, count: int) -> None:
@@ -45,6 +49,11 @@ def _wait_upstreams(router: RunningServer, count: int) -> None:
     while httpx.get(f"{router.url}/health/ready").json()["upstreams_ready"] != count:
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def _drain(router: RunningServer, server: RunningServer, drain: bool) -> None:
+    told = httpx.post(f"{router.url}/admin/upstreams", json={"url": server.url, "drain": drain})
+    assert told.json()["state"] == ("drained" if drain else "ready")
 
 
 def _results(said: list[Said]) -> list[tuple[str, str | None, list[int]]]:
@@ -124,33 +133,6 @@ def test_responses_files_and_batches_find_their_server(fleet: Fleet) -> None:
         assert len(client.get("/v1/files").json()["data"]) >= 8
 
 
-@pytest.mark.slow  # where streams end before the kill nothing is left to continue
-def test_streams_survive_a_killed_server_and_a_rolling_restart(tiny_model: Path, tmp_path: Path) -> None:
-    asks = chats(6, max_tokens=250)
-    with serve(tiny_model, tmp_path) as alone:
-        whole = _results(asyncio.run(run_all(alone.url, asks)))
-    one, two, three = (serve(tiny_model, tmp_path) for _ in range(3))
-    with one, two, three, route([one, two, three], tmp_path) as router:
-        _wait_upstreams(router, 3)
-
-        async def kill(counts: list[int]) -> None:
-            while sum(count > 5 for count in counts) < 6:
-                await asyncio.sleep(0.005)
-            one.process.send_signal(signal.SIGKILL)
-
-        assert _results(asyncio.run(run_all(router.url, asks, kill))) == whole
-        assert _metric(router, "penstock_router:streams_continued_total") >= 1
-
-        async def roll(counts: list[int]) -> None:
-            while sum(count > 5 for count in counts) < 6:
-                await asyncio.sleep(0.005)
-            two.process.send_signal(signal.SIGTERM)
-            two.process.send_signal(signal.SIGTERM)  # at once: what runs there goes on elsewhere
-
-        assert _results(asyncio.run(run_all(router.url, asks, roll))) == whole
-        _wait_upstreams(router, 1)
-
-
 @pytest.mark.slow
 def test_stopped_server_is_given_up_after_a_while(tiny_model: Path, tmp_path: Path) -> None:
     asks = chats(4, max_tokens=300)
@@ -226,7 +208,7 @@ def test_keys_of_router_and_servers(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _serve_garbage(answers: list[bytes]) -> Iterator[str]:
+def _serve_garbage(answers: list[bytes], heads: list[bytes] | None = None) -> Iterator[str]:
     """A server that is ready by its word, and answers anything else with these bytes in turn."""
 
     class Garbage(socketserver.StreamRequestHandler):
@@ -243,6 +225,8 @@ def _serve_garbage(answers: list[bytes]) -> Iterator[str]:
                 self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\n{{{{{{{{{")
             else:
                 self.wfile.write(answers[0] if len(answers) == 1 else answers.pop(0))
+                if heads is not None:
+                    heads.append(head)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Garbage) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -276,15 +260,30 @@ def test_server_that_sends_garbage_costs_no_answer(tiny_model: Path, tmp_path: P
 
 
 def test_foreign_server_that_dies_in_its_stream_ends_it_with_an_error(tmp_path: Path) -> None:
-    begun = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\na\r\ndata: {}\n\n\r\n"
-    )
-    with _serve_garbage([begun]) as bad, route([bad], tmp_path) as router:
+    """Even where its end looks like the end of an answer."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    chunked = head + b"transfer-encoding: chunked\r\n\r\na\r\ndata: {}\n\n\r\n"
+    with _serve_garbage([chunked, head + b"\r\ndata: {}\n\n"]) as bad, route([bad], tmp_path) as router:
+        for _ in range(2):
+            _wait_upstreams(router, 1)
+            said = httpx.post(f"{router.url}/v1/chat/completions", json={"stream": True}, timeout=30).text
+            assert said.startswith("data: {}\n\n") and '"upstream_lost"' in said and said.endswith("[DONE]\n\n")
+
+
+def test_ids_stay_in_their_paths(tmp_path: Path) -> None:
+    """Whatever is in them; an id that nobody would give is asked for nowhere."""
+    heads: list[bytes] = []
+    missing = b"HTTP/1.1 404 No\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+    with _serve_garbage([missing], heads) as server, route([server], tmp_path) as router:
         _wait_upstreams(router, 1)
-        said = httpx.post(f"{router.url}/v1/chat/completions", json={"stream": True}, timeout=30)
-        assert (
-            said.text.startswith("data: {}\n\n") and '"upstream_lost"' in said.text and said.text.endswith("[DONE]\n\n")
-        )
+        assert httpx.get(f"{router.url}/v1/files/%20%3fa%0d%0aX:%20b/content").status_code == 404
+        asked = {"input": "a", "previous_response_id": "../" * 1000}
+        assert httpx.post(f"{router.url}/v1/responses", json=asked).status_code == 404
+    assert heads == [
+        b"GET /v1/files/%20%3Fa%0D%0AX%3A%20b HTTP/1.1\r\n",
+        b"GET /v1/files/%20%3fa%0d%0aX:%20b/content HTTP/1.1\r\n",
+        b"POST /v1/responses HTTP/1.1\r\n",
+    ]
 
 
 def test_client_that_leaves_or_reads_slowly(fleet: Fleet) -> None:
@@ -306,9 +305,8 @@ def test_client_that_leaves_or_reads_slowly(fleet: Fleet) -> None:
 
 
 def test_drained_server_gets_nothing_new(fleet: Fleet) -> None:
-    drained, other = fleet.servers
-    told = {"url": drained.url, "drain": True}
-    assert httpx.post(f"{fleet.url}/admin/upstreams", json=told).json()["state"] == "drained"
+    drained = fleet.servers[0]
+    _drain(fleet.router, drained, True)
     name = f'penstock_router:upstream_responses_total{{status="200",upstream="{drained.url}"}}'
     before = _metric(fleet.router, name)
     for number in range(4):
@@ -316,7 +314,7 @@ def test_drained_server_gets_nothing_new(fleet: Fleet) -> None:
             httpx.post(f"{fleet.url}/v1/completions", json={"prompt": f"{number}", "max_tokens": 1}).status_code == 200
         )
     assert _metric(fleet.router, name) == before
-    httpx.post(f"{fleet.url}/admin/upstreams", json={**told, "drain": False})
+    _drain(fleet.router, drained, False)
     assert httpx.post(f"{fleet.url}/admin/upstreams", json={"url": "http://x", "drain": True}).status_code == 404
 
 
@@ -334,3 +332,52 @@ def test_upstream_by_https_is_checked(tiny_model: Path, tmp_path: Path) -> None:
             assert httpx.post(f"{router.url}/v1/completions", json=body).status_code == 200
         with route_without_server(tmp_path, server.url) as url:  # it does not trust the certificate
             assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 503
+
+
+async def _hold(engines: dict[RunningServer, int], counts: list[int]) -> RunningServer:
+    """Stop the engines once a stream has begun, until all that they wrote has come; let those go on that have no
+    answer under way, and all but one of the others. That one's answers are not over when it is lost."""
+    while not sum(counts):
+        await asyncio.sleep(0.001)
+    for engine in engines.values():
+        os.kill(engine, signal.SIGSTOP)
+    before = [-1]
+    while counts != before:
+        before = list(counts)
+        await asyncio.sleep(0.1)
+    running = {server: httpx.get(f"{server.url}/admin/running").json()["requests"] for server in engines}
+    lost = next(one for one, requests in running.items() if any(request["num_output_tokens"] for request in requests))
+    for server, engine in engines.items():
+        if server is not lost:
+            os.kill(engine, signal.SIGCONT)
+    return lost
+
+
+def test_streams_survive_a_rolling_restart_and_a_killed_server(fleet: Fleet) -> None:
+    """The last test here: one server is left."""
+    _drain(fleet.router, fleet.spare, False)
+    asks = chats(6, max_tokens=400)
+    engines = {server: server.engine_pid() for server in (*fleet.servers, fleet.spare)}
+    whole = _results(asyncio.run(run_all(fleet.spare.url, asks)))
+
+    def num_continued() -> float:
+        return _metric(fleet.router, "penstock_router:streams_continued_total")
+
+    async def roll(counts: list[int]) -> None:
+        lost = await _hold(engines, counts)
+        before = num_continued()
+        lost.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(lost.wait_for, "stopping")
+        lost.process.send_signal(signal.SIGTERM)  # at once: what runs there goes on elsewhere
+        while await asyncio.to_thread(num_continued) == before:
+            await asyncio.sleep(0.01)
+        os.kill(engines.pop(lost), signal.SIGCONT)
+
+    async def kill(counts: list[int]) -> None:
+        (await _hold(engines, counts)).process.kill()
+
+    assert _results(asyncio.run(run_all(fleet.url, asks, roll))) == whole
+    before = num_continued()
+    assert _results(asyncio.run(run_all(fleet.url, asks, kill))) == whole
+    assert num_continued() > before
+    _wait_upstreams(fleet.router, 1)

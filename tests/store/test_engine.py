@@ -106,6 +106,20 @@ def test_a_harmed_store_changes_no_answer(filled: Make, cold: list[Answer], tmp_
         assert lost == 0 if harm == "delete" else lost > 0, "a missing file is noticed before anything is planned"
 
 
+def test_damage_is_mended_by_the_next_request(filled: Make, cold: list[Answer], tmp_path: Path) -> None:
+    """All blocks that a plan should load are looked at, so that those which are lost are saved again."""
+    with filled() as llm:
+        for file in (tmp_path / "kv" / FOLDER).iterdir():
+            file.write_bytes(
+                bytes(byte ^ 1 if place % 64 == 63 else byte for place, byte in enumerate(file.read_bytes()))
+            )
+        assert answer(ask(llm, prompts()[0])) == cold[0]
+        assert llm.stats()["num_lost_restores"] == 1
+    with filled() as llm:
+        assert answer(ask(llm, prompts()[0])) == cold[0]
+        assert llm.stats()["num_restored_tokens"] >= 48 and llm.stats()["num_lost_restores"] == 0
+
+
 def test_nothing_is_shared_between_models_or_settings(filled: Make, cold: list[Answer], tmp_path: Path) -> None:
     for change in ({"seed": 1}, {"block_size": 32}, {"kv_cache_dtype": "float32"}):
         with filled(**change) as llm:

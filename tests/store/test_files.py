@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -214,6 +215,18 @@ def test_a_folder_that_cannot_be_written_to_is_still_read(tmp_path: Path, monkey
     later.put(name(5), block(5))
     later.flush()
     assert later.get(name(2)) == block(2) and name(5) not in later
+    later.close()
+
+
+def test_a_folder_that_was_removed_is_made_again(tier: FileTier, tmp_path: Path) -> None:
+    """And emptying one that is not there ends nothing."""
+    fill(tier, 3)
+    shutil.rmtree(tmp_path / FOLDER)
+    tier.forget()
+    assert tier.get(name(1)) is None
+    fill(tier, 3)
+    later = again(tmp_path)
+    assert later.get(name(1)) == block(1) and stat.S_IMODE((tmp_path / FOLDER).stat().st_mode) == 0o700
     later.close()
 
 

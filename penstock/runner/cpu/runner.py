@@ -138,7 +138,7 @@ class Runner:
         """Run a plan. Rows are applied before anything can fail, so that later plans find them."""
         self.rows.apply(plan)
         try:
-            is_lost = transfer(plan, self.memory, self.store) is not None
+            is_lost = bool(transfer(plan, self.memory, self.store))
             if is_lost or not plan.rows:
                 return Result(plan.number, lost=is_lost)
             self._prepare_memory(plan)

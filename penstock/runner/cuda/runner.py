@@ -139,7 +139,7 @@ class CudaRunner:
                 if self.loras is not None:
                     for one in plan.admissions:
                         self.loras.enter(one.adapter, one.request.loras)
-                ticket.lost = transfer(plan, self.memory, self.store) is not None
+                ticket.lost = bool(transfer(plan, self.memory, self.store))
                 if plan.rows and not ticket.lost:
                     self._step(plan, ticket)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause

@@ -30,7 +30,7 @@ def keep(message: KeepBlocks, memory: BlockMemory, store: BlockStore | None) -> 
         store.flush()
     if message.forget:
         store.forget()
-    return Answer({LOST: lost.hex()} if lost is not None else {})
+    return Answer({LOST: [name.hex() for name in lost]})
 
 
 class Sender(Protocol):
@@ -75,7 +75,7 @@ class SharedStore:
         message = replace_number(message, self.sender.number())
         self._group.broadcast(message)
         answers = [keep(message, self._memory, self._own), *self._group.await_answers(message.number).values()]
-        return {bytes.fromhex(str(answer.values[LOST])) for answer in answers if LOST in answer.values}
+        return {bytes.fromhex(name) for answer in answers for name in answer.values.get(LOST, ())}
 
 
 def replace_number(message: KeepBlocks, number: int) -> KeepBlocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import queue
 import secrets
 import select
 import socket
@@ -17,10 +18,14 @@ from pathlib import Path
 
 from penstock.errors import EngineFailed, InvalidConfig, quote
 
-GREETING = b"penstock ranks 1"
+GREETING = b"penstock ranks 2"
+TLS_WANTED = b"penstock ranks T"  # of the same length: to who greets without TLS
+TLS_RECORD = b"\x16"  # the first byte of who begins TLS
 NONCE_BYTES, MAC_BYTES = 32, 32
 GREETING_S = 10.0
 RETRY_S = 0.1
+POLL_S = 0.01  # while somebody is greeted
+MAX_GREETERS = 64  # at once
 ACCEPTED, REFUSED = b"+", b"-"
 SECRET_VARIABLE = "PENSTOCK_DISTRIBUTED_SECRET"
 MAX_FRAME_BYTES = 1 << 31
@@ -103,10 +108,15 @@ def connect(address: tuple[str, int], credentials: Credentials, wait_s: float = 
 
 def _greet(made: socket.socket, address: tuple[str, int], credentials: Credentials) -> None:
     """The caller's side: prove the secret, and require the listener's proof."""
-    theirs = _read(made, len(GREETING) + NONCE_BYTES)
-    if not theirs.startswith(GREETING):
+    made.sendall(GREETING)
+    greeting = _read(made, len(GREETING))
+    if greeting == TLS_WANTED:
+        raise RefusedCertificate(
+            f"{address[0]}:{address[1]} uses TLS: give this machine --distributed-tls-certfile, -keyfile and -ca, too"
+        )
+    if greeting != GREETING:
         raise EOFError("what answers is no rank of this version")
-    nonce, own = theirs[len(GREETING) :], secrets.token_bytes(NONCE_BYTES)
+    nonce, own = _read(made, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
     made.sendall(own + credentials.sign(b"caller", nonce, own))
     if _read(made, 1) == ACCEPTED and hmac.compare_digest(
         _read(made, MAC_BYTES), credentials.sign(b"listener", own, nonce)
@@ -124,6 +134,8 @@ class Listener:
     def __init__(self, host: str, port: int, credentials: Credentials) -> None:
         self._credentials, self._context = credentials, credentials.make_context(is_server=True)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._greeted: queue.SimpleQueue[RankLink | None] = queue.SimpleQueue()  # None: one was refused
+        self._greeters: list[threading.Thread] = []
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,30 +153,53 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def accept(self, wait_s: float) -> RankLink | None:
-        """Accept one connection that proves the secret; None if none came, or one that did not."""
-        if not select.select([self._socket], [], [], wait_s)[0]:
-            return None
-        plain, peer = self._socket.accept()
+        """Accept one connection that proves the secret; None if none came, or one that did not. Each is greeted in a
+        thread of its own: who is silent keeps no rank waiting."""
+        end = time.monotonic() + wait_s
+        while self._greeted.empty():
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return None
+            is_greeting = any(thread.is_alive() for thread in self._greeters)
+            if select.select([self._socket], [], [], min(left_s, POLL_S) if is_greeting else left_s)[0]:
+                self._start_greeter(*self._socket.accept())
+        return self._greeted.get()
+
+    def _start_greeter(self, plain: socket.socket, peer: tuple[str, int]) -> None:
+        self._greeters = [thread for thread in self._greeters if thread.is_alive()]
+        if len(self._greeters) >= MAX_GREETERS:
+            return plain.close()
+        greeter = threading.Thread(target=self._greet, args=(plain, peer[0]), name="penstock-greeter", daemon=True)
+        self._greeters.append(greeter)
+        greeter.start()
+
+    def _greet(self, plain: socket.socket, peer: str) -> None:
         plain.settimeout(GREETING_S)
         made = plain
         try:
             if self._context is not None:
+                if plain.recv(1, socket.MSG_PEEK) != TLS_RECORD:
+                    _read(plain, len(GREETING))
+                    plain.sendall(TLS_WANTED)
+                    raise EOFError("it does not use TLS, as this machine does")
                 made = self._context.wrap_socket(plain, server_side=True)
             nonce = secrets.token_bytes(NONCE_BYTES)
             made.sendall(GREETING + nonce)
+            if _read(made, len(GREETING)) != GREETING:
+                raise EOFError("it is no rank of this version")
             proof = _read(made, NONCE_BYTES + MAC_BYTES)
             theirs, mac = proof[:NONCE_BYTES], proof[NONCE_BYTES:]
             if hmac.compare_digest(mac, self._credentials.sign(b"caller", nonce, theirs)):
                 made.sendall(ACCEPTED + self._credentials.sign(b"listener", theirs, nonce))
-                return RankLink(made)
+                return self._greeted.put(RankLink(made))
             made.sendall(REFUSED)
-            _log.warning("refused a rank from %s, which has another secret", peer[0])
+            _log.warning("refused a rank from %s, which has another secret", peer)
         except ssl.SSLError as error:
-            _log.warning("refused a connection from %s without TLS as here: %s", peer[0], error.reason or error)
+            _log.warning("refused a connection from %s without TLS as here: %s", peer, error.reason or error)
         except (OSError, EOFError) as error:
-            _log.warning("refused a connection from %s, which did not answer as a rank: %s", peer[0], error)
+            _log.warning("refused a connection from %s, which did not answer as a rank: %s", peer, error)
         made.close()
-        return None
+        self._greeted.put(None)
 
     def close(self) -> None:
         self._socket.close()

@@ -73,11 +73,9 @@ class FileTier:
             self._records.pop(name, None)
 
     def refresh(self) -> None:
-        """Take note of what other processes wrote, and of segments that are gone."""
-        try:
-            sizes = {Path(entry.path): entry.stat().st_size for entry in os.scandir(self.folder) if _is_segment(entry)}
-        except OSError:
-            sizes = {}
+        """Take note of what other processes wrote, and of segments that are gone. Of a block that is in several, the
+        latest counts: it may have been written since another was damaged."""
+        sizes = {path: _size(path) for path in self._list_segments()}
         own = self._writer
         found: dict[bytes, Record] = {}
         for path, size in sizes.items():
@@ -146,6 +144,7 @@ class FileTier:
                 self._close_writer()
                 writer = None
         if writer is None:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
             self._drop_oldest()
             writer = self._writer = SegmentWriter(self.folder)
         record = writer.append(name, data)
@@ -167,7 +166,11 @@ class FileTier:
     def _list_segments(self) -> list[Path]:
         """Return all segments, the oldest first."""
         found = []
-        for entry in os.scandir(self.folder):
+        try:
+            entries = list(os.scandir(self.folder))
+        except OSError:
+            return []  # the folder is gone, or cannot be read for now
+        for entry in entries:
             try:
                 if _is_segment(entry):
                     found.append((entry.stat().st_mtime_ns, Path(entry.path)))
@@ -214,7 +217,9 @@ def _make_folder(path: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise InvalidConfig(f"kv_offloading_path={quote(path)}: {FOLDER} in it is another user's: name another one")
+            raise InvalidConfig(
+                f"kv_offloading_path={quote(path)}: {FOLDER} in it is a link or another user's: name another one"
+            )
         if stat.S_IMODE(found.st_mode) & 0o077:
             folder.chmod(0o700)
     except OSError as error:

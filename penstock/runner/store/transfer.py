@@ -23,18 +23,19 @@ class Copies(Protocol):
     def loads(self) -> Sequence[Transfer]: ...
 
 
-def transfer(copies: Copies, memory: BlockMemory, store: BlockStore | None) -> bytes | None:
-    """Save and load what is said; returns the name of a block to be loaded that is lost. A save may fail."""
+def transfer(copies: Copies, memory: BlockMemory, store: BlockStore | None) -> list[bytes]:
+    """Save and load what is said; returns the names of blocks to be loaded that are lost. A save may fail."""
     if store is None or not (copies.saves or copies.loads):
-        return None
+        return []
     try:
         for save in copies.saves:
             store.save(save.name, memory.read(save.blocks))
     except Exception:
         _log.exception("cache blocks could not be saved")
-    for load in copies.loads:
+    lost = []
+    for load in copies.loads:  # all of them: what is lost is saved again once it is known to be
         data = store.load(load.name)
         if data is None or not memory.write(load.blocks, data):
             store.drop(load.name)
-            return load.name
-    return None
+            lost.append(load.name)
+    return lost

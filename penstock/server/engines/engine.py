@@ -290,5 +290,7 @@ class RemoteEngine:
         """Stop the process; requests in flight fail."""
         self._closing.set()
         if self._process is not None:
+            if not self._is_up:
+                self._process.kill()  # it loads a model, and reads no messages
             with contextlib.suppress(Exception):
                 await self._process.stop()

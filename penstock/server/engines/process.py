@@ -125,6 +125,10 @@ class Launch:
                 "role hands prompts over through a store that engines share: set kv_offloading_path, to a folder in "
                 "/dev/shm for one in memory"
             )
+        if self.roles and self.options.get("enable_prefix_caching") is False:
+            raise InvalidConfig(
+                "role hands prompts over by their cache blocks, but enable_prefix_caching=False: leave one of them out"
+            )
 
     def find_role(self, number: int) -> str:
         return self.roles[number] if self.roles else BOTH

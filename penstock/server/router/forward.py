@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,11 +33,15 @@ RESUME_WAIT_S = 60.0  # for a server that a stream can go on at
 RETRY_S = 0.2
 RESEND_WAIT_S = 3.0  # for a server that a request can begin at
 REFUSALS = (429, 503, 529)
+DONE, DONE_BYTES = b"[DONE]", 32  # of the end of a stream, with its line ends
+DONE_PATHS = ("/v1/completions", "/v1/chat/completions")
 STREAMS = (b"text/event-stream", b"application/x-ndjson")
 DROPPED = frozenset(
     {
         b"connection",
         b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
         b"transfer-encoding",
         b"te",
         b"trailer",
@@ -51,6 +55,12 @@ DROPPED = frozenset(
     }
 )
 _RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9A-Za-z]{1,64})"')
+
+
+def drop_hops(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Drop what concerns one connection alone: headers of that kind, and those that `Connection` names."""
+    named = {one.strip().lower() for name, value in headers if name == b"connection" for one in value.split(b",")}
+    return [one for one in headers if one[0] not in DROPPED and one[0] not in named]
 
 
 @dataclass
@@ -208,8 +218,12 @@ class Forward:
         parts = response.parts()
         if response.find(b"content-type").split(b";")[0].strip() in STREAMS:
             await self._send_head(response, None, send)
+            end = b""
             async for part in parts:
+                end = (end + part)[-DONE_BYTES:]
                 await _send_body(send, part)
+            if response.ends_with_connection and self._call.path in DONE_PATHS and DONE not in end:
+                raise UpstreamFailed("its stream ended without [DONE]")
             return await _send_body(send, b"", False)
         held, is_whole = await _collect(parts, BUFFERED_BYTES)
         if self._call.learns_id and response.status == 200:
@@ -246,7 +260,7 @@ class Forward:
             return
 
     async def _send_head(self, response: UpstreamResponse, length: int | None, send: Send) -> None:
-        headers = [one for one in response.headers if one[0] not in DROPPED]
+        headers = drop_hops(response.headers)
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         self._has_begun = True
@@ -256,7 +270,7 @@ class Forward:
         """Answer that no server can."""
         if self._refusal is not None and not self._has_begun:
             status, headers, body = self._refusal
-            kept = [one for one in headers if one[0] not in DROPPED]
+            kept = drop_hops(headers)
             kept.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": status, "headers": kept})
             return await _send_body(send, body, False)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -59,15 +59,19 @@ class _Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self.is_broken = False
+        self.is_broken = self.is_half_sent = False
         self._begin()
 
     def _begin(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.headers: Headers = []
-        self.has_head = self.is_complete = False
+        self.status = 0
+        self.has_head = self.is_complete = self.has_more = self.stays_open = False
         self.parts: deque[bytes] = deque()
         self.num_head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        self.has_more = self.is_complete  # a response that nobody asked for
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.num_head_bytes += len(name) + len(value)
@@ -75,19 +79,20 @@ class _Connection:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self.has_head = self.parser.get_status_code() >= 200
+        if self.has_more:
+            return
+        self.status = int(self.parser.get_status_code())
+        self.has_head = not 100 <= self.status < 200
         if not self.has_head:
             self.headers.clear()
 
     def on_body(self, body: bytes) -> None:
-        self.parts.append(body)
+        if not self.has_more:
+            self.parts.append(body)
 
     def on_message_complete(self) -> None:
-        self.is_complete = self.has_head
-
-    @property
-    def status(self) -> int:
-        return int(self.parser.get_status_code())
+        if self.has_head and not self.is_complete:
+            self.is_complete, self.stays_open = True, self.parser.should_keep_alive()  # it forgets that afterwards
 
     @property
     def ends_with_connection(self) -> bool:
@@ -96,10 +101,36 @@ class _Connection:
 
     @property
     def is_reusable(self) -> bool:
-        return self.is_complete and self.parser.should_keep_alive() and not self.reader.at_eof()
+        ended = self.is_complete and not (self.has_more or self.parts or self.is_half_sent)
+        return ended and self.stays_open and not self.reader.at_eof()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if the server has sent nothing, and has not closed the connection, since its last response."""
+        reading = self.reader.read(1)
+        try:
+            reading.send(None)
+        except (StopIteration, OSError):
+            return False
+        reading.close()
+        return not self.writer.is_closing()
 
     def reset(self) -> None:
         self._begin()
+
+    async def write(self, head: bytes, body: Sequence[bytes] | AsyncIterator[bytes]) -> None:
+        """Write a request, its body in chunks if it comes piecemeal."""
+        self.writer.write(head)
+        if isinstance(body, AsyncIterator):
+            async for part in body:
+                if part:
+                    self.writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                    await self.writer.drain()
+            self.writer.write(b"0\r\n\r\n")
+        else:
+            for part in body:
+                self.writer.write(part)
+        await self.writer.drain()
 
     async def feed(self) -> None:
         """Read and parse some bytes."""
@@ -120,6 +151,8 @@ class _Connection:
             raise UpstreamFailed("it wants another protocol than HTTP") from None
         except httptools.HttpParserError as error:
             raise UpstreamFailed(f"it sent what is no HTTP response ({error})") from None
+        if self.has_head and not 200 <= self.status < 600:
+            raise UpstreamFailed(f"it sent a response with status {self.status}")
         if not self.has_head and self.num_head_bytes > MAX_HEAD_BYTES:
             raise UpstreamFailed(f"the head of its response has more than {MAX_HEAD_BYTES} bytes")
 
@@ -134,6 +167,11 @@ class UpstreamResponse:
     def __init__(self, client: UpstreamClient, connection: _Connection) -> None:
         self._client, self._connection = client, connection
         self.status, self.headers = connection.status, list(connection.headers)
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """True if nothing but the connection's end tells that the body is complete."""
+        return self._connection.ends_with_connection
 
     def find(self, name: bytes) -> bytes:
         return next((value for key, value in self.headers if key == name), b"")
@@ -172,7 +210,7 @@ class UpstreamClient:
         self._busy: set[_Connection] = set()
 
     async def send(
-        self, method: str, target: bytes, headers: Headers, body: Iterable[bytes] | AsyncIterator[bytes] = ()
+        self, method: str, target: bytes, headers: Headers, body: Sequence[bytes] | AsyncIterator[bytes] = ()
     ) -> UpstreamResponse:
         """Send a request; return when the head of the response has come."""
         while True:
@@ -180,9 +218,7 @@ class UpstreamClient:
             connection = kept or await self._connect()
             self._busy.add(connection)
             try:
-                await self._write(connection, method, target, headers, body)
-                while not connection.has_head:
-                    await connection.feed()
+                await self._exchange(connection, self._encode_head(method, target, headers, body), body)
                 return UpstreamResponse(self, connection)
             except (UpstreamFailed, OSError) as error:
                 self._drop(connection)
@@ -193,40 +229,43 @@ class UpstreamClient:
                 self._drop(connection)
                 raise
 
-    async def _write(
-        self,
-        connection: _Connection,
-        method: str,
-        target: bytes,
-        headers: Headers,
-        body: Iterable[bytes] | AsyncIterator[bytes],
+    async def _exchange(
+        self, connection: _Connection, head: bytes, body: Sequence[bytes] | AsyncIterator[bytes]
     ) -> None:
+        """Send a request and read the head of its response, which may come before all is sent: what is left then is
+        not."""
+        sending = asyncio.ensure_future(connection.write(head, body))
+        sending.add_done_callback(lambda ended: None if _find_error(ended) is None else connection.close())
+        try:
+            while not connection.has_head:
+                await connection.feed()
+        except UpstreamFailed:
+            error = _find_error(sending)
+            if error is not None and not isinstance(error, OSError):
+                raise error from None  # of who makes the body
+            raise
+        finally:
+            connection.is_half_sent = not sending.done()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    def _encode_head(
+        self, method: str, target: bytes, headers: Headers, body: Sequence[bytes] | AsyncIterator[bytes]
+    ) -> bytes:
         lines = [method.encode(), b" ", self.address.prefix.encode(), target, b" HTTP/1.1\r\nhost: "]
         lines += [self.address.authority, b"\r\n"]
         for name, value in headers:
             lines += [name, b": ", value, b"\r\n"]
-        writer = connection.writer
         if isinstance(body, AsyncIterator):
-            lines.append(b"transfer-encoding: chunked\r\n\r\n")
-            writer.write(b"".join(lines))
-            async for part in body:
-                if part:
-                    writer.write(b"%x\r\n%b\r\n" % (len(part), part))
-                    await writer.drain()
-            writer.write(b"0\r\n\r\n")
-        else:
-            parts = list(body)
-            if parts or method not in ("GET", "HEAD"):
-                lines.append(b"content-length: %d\r\n" % sum(map(len, parts)))
-            writer.write(b"".join([*lines, b"\r\n"]))
-            for part in parts:
-                writer.write(part)
-        await writer.drain()
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif body or method not in ("GET", "HEAD"):
+            lines.append(b"content-length: %d\r\n" % sum(map(len, body)))
+        return b"".join([*lines, b"\r\n"])
 
     def _take(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.reader.at_eof() and not connection.writer.is_closing():
+            if connection.is_quiet:
                 return connection
             connection.close()
         return None
@@ -255,7 +294,7 @@ class UpstreamClient:
 
     def give_back(self, connection: _Connection) -> None:
         self._busy.discard(connection)
-        if connection.is_reusable and len(self._idle) < MAX_IDLE and not connection.parts:
+        if connection.is_reusable and len(self._idle) < MAX_IDLE:
             connection.reset()
             self._idle.append(connection)
         else:
@@ -264,3 +303,7 @@ class UpstreamClient:
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+
+def _find_error(task: asyncio.Future[None]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None

@@ -22,7 +22,7 @@ from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
 from penstock.server.http.relay import ADMIN_HEADER, KEY_HEADER, TENANT_HEADER
 from penstock.server.router.failures import make_no_server_error
-from penstock.server.router.forward import DROPPED, Call, Forward
+from penstock.server.router.forward import Call, Forward, drop_hops
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.prompts import PromptFacts, read_prompt
 from penstock.server.router.state import MAX_KEPT_BYTES, RouterServer
@@ -30,6 +30,7 @@ from penstock.server.router.upstream import Upstream
 
 MAX_ANSWER_BYTES = 16 << 20  # of one server, where several are asked
 MAX_LOOP_BYTES = 1 << 20  # of a body that is read on the event loop
+MAX_ID = 256  # of what a server keeps
 KEEPERS = ("/v1/responses", "/v1/batches")
 SECRETS = (b"authorization", b"x-api-key")
 NOT_PASSED = frozenset({b"host", b"content-length", b"accept-encoding", b"expect", b"x-forwarded-for", b"forwarded"})
@@ -72,8 +73,8 @@ async def ask_owner(request: Request) -> Response:
     """Send a request to the server that has what it names."""
     router = router_of(request)
     body, id = await _read(request, router), str(request.path_params["id"])
-    prefix = request.url.path[: request.url.path.index(id)] if id in request.url.path else ""
-    owner = await _find_owner(request, id, prefix + quote(id, safe=""))
+    prefix = "/".join(request.scope["path"].split("/", 3)[:3])  # of the routes that it has: /v1/files, …
+    owner = await _find_owner(request, id, f"{prefix}/{quote(id, safe='')}")
     if owner is None:
         owner = router.pool.choose(PromptFacts())  # it says that there is no such thing
     return cast(
@@ -286,11 +287,8 @@ def _list_headers(request: Request) -> Headers:
     replaces = bool(own) or router.ring.closed
     headers = [
         (name, value)
-        for name, value in request.headers.raw
-        if name not in DROPPED
-        and name not in NOT_PASSED
-        and not name.startswith(b"penstock-")
-        and not (replaces and name in SECRETS)
+        for name, value in drop_hops(request.headers.raw)
+        if name not in NOT_PASSED and not name.startswith(b"penstock-") and not (replaces and name in SECRETS)
     ]
     if vouches and router.router_key is not None:
         headers += [(KEY_HEADER, router.router_key.encode()), (TENANT_HEADER, client.tenant.encode())]
@@ -305,7 +303,7 @@ async def _find_owner(request: Request, id: str, path: str) -> Upstream | None:
     """Find the server that has something; all are asked if it is not known."""
     pool = router_of(request).pool
     owner = pool.find_owner(id)
-    if owner is None:
+    if owner is None and len(id) <= MAX_ID:
         answers = await _ask_all(request, b"", "GET", path.encode())
         owner = next((one for one, response, _ in answers if response is not None and response.status == 200), None)
         if owner is not None:

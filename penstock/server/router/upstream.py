@@ -89,6 +89,7 @@ class Upstream:
             self._set_state(False, str(error))
             return
         if status != 200:
+            self._has_health = True  # what stands before it may have said 404
             return self._set_state(False, f"its health check says {status}")
         if not self._has_health:
             self._read_models(body)
