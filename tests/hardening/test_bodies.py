@@ -33,6 +33,7 @@ from penstock.server.http.errors import MAX_MESSAGE_CHARS, ApiError, make_body_e
 from penstock.server.http.unknown_keys import MAX_KEYS, UnknownKeys
 from penstock.server.openai.chat_body import ChatBody
 from penstock.server.openai.embeddings import EmbeddingBody
+from penstock.server.sglang.routes import EncodeBody
 from tests.hardening.counted import CountedServer
 
 MIB = 1 << 20
@@ -62,6 +63,7 @@ VALID: dict[str, Any] = {
     "input_file_id": "file-a",
     "endpoint": "/v1/completions",
     "completion_window": "24h",
+    "filename": "slot.bin",
 }
 
 
@@ -71,8 +73,11 @@ def keys(kind: type[BaseModel]) -> list[str]:
 
 def valid(kind: type[BaseModel], model: str = "none") -> dict[str, Any]:
     body = {name: value for name, value in {**VALID, "model": model}.items() if name in keys(kind)}
-    if "session" in body and not kind.model_fields["session"].is_required():
-        del body["session"]
+    for name in ("session", "lora_path"):
+        if name in body and not kind.model_fields[name].is_required():
+            del body[name]
+    if kind is EncodeBody:
+        body["text"] = "hi"
     if len(body.keys() & {"messages", "prompt", "input"}) > 1:  # of /tokenize and /v1/responses
         del body["prompt"]
     return body
@@ -325,7 +330,8 @@ def test_all_attacks(watched: CountedServer, index: int) -> None:
 def test_a_404_does_not_repeat_the_name(watched: CountedServer) -> None:
     for method, path, kind in ROUTES:
         if "model" in keys(kind):
-            answer = send(watched, method, path, with_field(kind, "model", b'"' + b"x" * (8 * MIB) + b'"'))
+            body = with_field(kind, "model", b'"' + b"x" * (8 * MIB) + b'"')
+            answer = send(watched, method, path.replace("/slots/{id}", "/slots/1?action=restore"), body)
             assert answer.status_code in (403, 404) and len(answer.content) < 1000, (path, answer.text[:300])
             assert "x" * (SHOWN_CHARS + 1) not in answer.text
 

@@ -178,6 +178,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "include_stop_str_in_output": ["yes", 0],
     "detokenize": [None, 1],
     "skip_special_tokens": ["no", 2],
+    "post_sampling_probs": ["no", 2],
     "structured_outputs": [5, "a*", {"regex": "a*"}],
     "guided_decoding": [5, {"regex": "a*"}],
     "output_kind": [0, "DELTA", None],

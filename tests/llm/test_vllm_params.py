@@ -42,7 +42,6 @@ def test_what_changes_nothing_is_taken(name: str) -> None:
     [
         ("flat_logprobs", True, "a dict per position"),
         ("extra_args", {"a": 1}, "no plugins"),
-        ("logprob_token_ids", [7], "give logprobs"),
         ("use_beam_search", True, "LLM.beam_search"),
         ("repetition_detection", {"min_count": 3}, "repetition_penalty"),
     ],

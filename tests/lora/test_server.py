@@ -118,7 +118,7 @@ def test_bad_requests_say_why(server: RunningServer, lab: Lab, tmp_path: Path) -
     refuse(chat, {**ASK, "lora": [{"id": 99, "scale": 1}]}, "no adapter of id 99", "/lora-adapters")
     refuse(chat, {**ASK, "model": "lora-0", "lora": [{"id": 1, "scale": 1}]}, "'lora-0'", "one of them")
     refuse(chat, {**ASK, "lora": [{"id": 0, "scale": 1e9}]}, "lora.0.scale", "1000")
-    refuse(chat, {**ASK, "lora_path": "/x"}, "lora_path", "model")
+    refuse(chat, {**ASK, "lora_path": "/x"}, "'/x' does not exist", "lora-1", status=404)
     refuse(chat, {**ASK, "model": "lora-9"}, "'lora-9' does not exist", "lora-1", status=404)
     refuse("/generate", {"inputs": "x", "parameters": {"adapter_id": "lora-9"}}, "'lora-9'", "lora-0", status=422)
     refuse("/lora-adapters", {"id": 0}, "send a list")

@@ -140,7 +140,7 @@ def test_max_model_len_is_bounded() -> None:
         ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope_scaling.rope_type='spiral' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "wobble": 3}}, "rope_scaling.wobble=3 is unknown"),
-        ({"rope_scaling": "linear"}, "rope_scaling. must be a JSON object"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be a JSON object"),
         ({"rope_interleaved": True}, "rope_interleaved=True is not supported"),
         ({"hidden_act": "mish"}, "hidden_act='mish' is not supported: the known values are silu"),
         ({"attention_bias": "yes"}, "attention_bias='yes' must be true or false"),
