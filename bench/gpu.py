@@ -88,6 +88,7 @@ def run(chosen: argparse.Namespace, shape: str, document: Document) -> int:
         "profile": chosen.profile,
         "score": chosen.score,
         "start": "as found",
+        "adapters": chosen.adapters,
     }
     failed = 0
     with tempfile.TemporaryDirectory() as folder:

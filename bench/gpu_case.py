@@ -15,7 +15,9 @@ from bench import roofline
 from bench.gpu_count import Recorder, Trace, Tracer, windows
 from bench.gpu_score import Answered, decoded, own_logprobs, score
 from bench.gpu_sets import FIRST_SHARE, LARGE, PUBLISHED, SHAPES, START, is_met, num_common, requests, rival, target
+from bench.lora import write_adapter
 
+LORA_RANK = 16
 WARM_SEED, FIRST_SEED, SEEDS = 9, 5, (1, 2)
 WARM_SETS = (("bs1", 1), ("256x128in512out", 64))
 Items = list[tuple[list[int], int]]
@@ -39,6 +41,7 @@ class Settings:
     profile: bool = False
     score: int = 0
     start: str = "as found"  # of Triton's cache
+    adapters: int = 0  # that requests name in turn
 
     def device(self) -> roofline.Ceilings:
         bf16 = self.ceilings["bf16_tflop_s"] * 1e12
@@ -80,8 +83,14 @@ class Case:
             **settings.options,
             **more,
         }
+        if settings.adapters:
+            options |= {"enable_lora": True, "max_loras": settings.adapters, "max_lora_rank": LORA_RANK}
         self.llm = LLM(model=self.folder, load_format="dummy", skip_tokenizer_init=True, progress=False, **options)
         self.loaded_s = age_s()
+        place = Path(tempfile.mkdtemp())
+        self.adapters = [
+            write_adapter(place / f"adapter-{seed}", self.llm, LORA_RANK, seed) for seed in range(settings.adapters)
+        ]
         self.run([(list(range(2000, 2128)), 1)])
         self.ready_s = age_s()
 
@@ -94,7 +103,9 @@ class Case:
 
         params = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=count) for _, count in items]
         self.llm.reset_prefix_cache()
-        outputs = self.llm.generate([prompt for prompt, _ in items], params, use_tqdm=False)
+        loras = [self.adapters[at % len(self.adapters)] for at in range(len(items))] if self.adapters else None
+        prompts = [prompt for prompt, _ in items]
+        outputs = self.llm.generate(prompts, params, lora_request=loras, use_tqdm=False)
         answers = [list(output.outputs[0].token_ids) for output in outputs]
         if [len(answer) for answer in answers] != [count for _, count in items]:
             raise AssertionError("every output must have its requested length")
@@ -174,6 +185,8 @@ class Case:
     def _named(self, kind: str, value: float) -> Figures:
         """A case's name, its value beside the rival's and the target."""
         figures: Figures = {"shape": self.shape, **self.settings.options, "kind": kind}
+        if self.adapters:  # the figures to compare with are those of the bare model
+            return figures | {"adapters": len(self.adapters)}
         wanted, other = (of(self.shape, self.quantization, kind) for of in (target, rival))
         if other is not None:
             figures["vllm"] = other

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_sets import KINDS, LARGE, SHAPES
+from bench.gpu_sets import DEFAULT_SHAPES, KINDS, LARGE, SHAPES
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
         "random weights of real shapes, beside what the device could do at best.",
     )
     add = made.add_argument
-    add("--shape", dest="shapes", action="append", choices=list(SHAPES), help="may be repeated (default: all)")
+    add("--shape", dest="shapes", action="append", choices=list(SHAPES), help=f"may be repeated (default: {', '.join(DEFAULT_SHAPES)})")
     add(
         "--set",
         "--case",
@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--quantization", choices=("fp8", "int8", "int4"), help="of the weights at load (default: none)")
     add("--kv-cache-dtype", metavar="DTYPE", help="how keys and values are stored (default: as the weights)")
+    add("--adapters", type=int, default=0, metavar="N", help="rank-16 LoRA adapters that requests name in turn")
     add("--deterministic", action="store_true", help="exact kernels only: what that costs")
     add(
         "--option",
@@ -71,7 +72,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = made.parse_args(words)
     if chosen.score < 0:
         made.error(f"--score {chosen.score} is out of range: it must be 0 or more")
-    chosen.shapes = chosen.shapes or list(SHAPES)
+    chosen.shapes = chosen.shapes or list(DEFAULT_SHAPES)
     chosen.kinds = chosen.kinds or list(KINDS)
     return chosen
 

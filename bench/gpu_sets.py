@@ -55,7 +55,102 @@ SHAPES: dict[str, dict[str, Any]] = {
         "attention_bias": False,
         "initializer_range": 0.02,
     },
+    "qwen3-4b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "initializer_range": 0.02,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "initializer_range": 0.02,
+    },
+    "deepseek-v2-lite": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 163840,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096,
+        },
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "initializer_range": 0.02,
+    },
 }
+DEFAULT_SHAPES = ("llama-3.1-8b", "qwen3-0.6b")
 KINDS = ("bs1", "bs32", "256x1024in128out", "256x128in512out", "nano", "shared")
 # As many requests as help, for engines with 1,024 rows; not among the default sets. PUBLISHED are TensorRT-LLM's
 # figures of Llama 3.1 8B in FP8 with an FP8 cache on one H200.
@@ -109,6 +204,9 @@ RIVALS: dict[tuple[str, str], dict[str, float]] = {
         START: 56.5,
     },
 }
+_EXPERTS, _LATENTS = ("qwen3-30b-a3b", "bf16"), ("deepseek-v2-lite", "bf16")
+RIVALS[_EXPERTS] = {"bs1": 228, "bs32": 1952, "256x128in512out": 10723, "256x1024in128out": 4616, START: 102}
+RIVALS[_LATENTS] = {"bs1": 289, "bs32": 6592, "256x128in512out": 31191, "256x1024in128out": 8218, START: 106}
 TARGETS: dict[tuple[str, str], dict[str, float]] = {
     _BF16: {
         "bs1": 232,
@@ -138,6 +236,8 @@ TARGETS: dict[tuple[str, str], dict[str, float]] = {
         START: 10,
     },
 }
+TARGETS[_EXPERTS] = {"bs1": 450, "bs32": 2200, "256x128in512out": 13000, "256x1024in128out": 5600, START: 15}
+TARGETS[_LATENTS] = {"bs1": 560, "bs32": 7600, "256x128in512out": 36000, "256x1024in128out": 9500, START: 12}
 FIRST_SHARE = 0.8  # of the better run, for the first one after ready
 VOCABULARY = 100_000
 PREFIX = 2048  # tokens that the requests of "shared" have in common
