@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from penstock import LoRARequest, SamplingParams
 from tests.gpu.answers import prompts
 from tests.gpu.check import Figures, check, require
-from tests.gpu.models import engine, log_probabilities, made
+from tests.gpu.models import DEVICE, engine, log_probabilities, made
 from tests.lora import adapters
 
 RANKS, ALPHA = (4, 16, 7), 16
@@ -22,7 +23,7 @@ LEAST = {"float32": 0.97, "bfloat16": 0.75}
 @lru_cache(maxsize=1)
 def _adapted() -> tuple[list[LoRARequest], list[Any]]:
     """Adapters of the small Llama, and its model with each merged."""
-    model, requests, merged = made("LlamaForCausalLM").model.cpu(), [], []
+    model, requests, merged = copy.deepcopy(made("LlamaForCausalLM").model).cpu(), [], []
     for seed, rank in enumerate(RANKS):
         pairs = adapters.make_pairs(model, rank, seed, size=0.2)
         folder = adapters.write(Path(_FOLDERS.name) / str(seed), model, pairs, alpha=ALPHA)
@@ -48,7 +49,7 @@ def adapters_like_merged_weights(dtype: str, way: str) -> Figures:
         require(output.error is None, f"a request failed: {output.error}")
         answer = list(output.outputs[0].token_ids)
         oracle = one.model if lora is None else merged[lora.lora_int_id - 1]
-        expected = log_probabilities(oracle.to(one.model.device), (prompt + answer)[:-1]).argmax(-1)
+        expected = log_probabilities(oracle.to(DEVICE), (prompt + answer)[:-1]).argmax(-1)
         chosen += int((expected[len(prompt) - 1 :].cpu() == output_ids(answer)).sum())
         total += len(answer)
         changed += answer != list(bare.outputs[0].token_ids)

@@ -184,7 +184,7 @@ def test_settings_say_why(config_folder: str) -> None:
         unset = {setting.name for setting in model.settings if setting.value is None}
         measured = {"ttft_slo_ms", "tpot_slo_ms", "kv_offloading_path"}
         named = {"tokenizer", "chat_template", "revision", "quantization", "override_generation_config"}
-        named |= {"distributed_secret_file", "max_cpu_loras"}
+        named |= {"distributed_secret_file", "max_cpu_loras", "kv_cache_dtype_skip_layers"}
         named |= {f"distributed_tls_{part}" for part in ("certfile", "keyfile", "ca")}
         assert unset == named | measured
 

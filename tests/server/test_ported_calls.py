@@ -65,7 +65,7 @@ def test_openais_other_names(name: str) -> None:
 @pytest.mark.parametrize(
     "path, advice",
     [
-        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/batches", "did you mean /v1/batches?"),
         ("/v1/api/chat", "did you mean /api/chat?"),
         ("/v1/v1/completions", "did you mean /v1/completions?"),
         ("/nowhere", "see /docs for all routes"),

@@ -51,7 +51,7 @@ def _gemv(
     row = tl.minimum(n, num_out - 1).to(tl.int64)  # beyond the last it is the last once more
     at = tl.arange(0, BLOCK)
     place = weight + row[:, None] * WIDTH + at[None, :]
-    second = place + num_out.to(tl.int64) * WIDTH
+    second = weight + (row + num_out)[:, None] * WIDTH + at[None, :]
     w = _load_weights(place, at, WIDTH, BLOCK)
     u = w
     if GATED:
