@@ -160,6 +160,13 @@ ADDED_FLAGS: dict[str, str] = {
             *("plan", "run", "run-batch", "tune", "verify"),
         )
     },
+    **{
+        f"{command} --cpu-offload-gb": "how much of the host's memory a GPU's model may take is the operator's"
+        for command in (
+            *("bench latency", "bench speculation", "bench throughput", "chat", "perplexity"),
+            *("plan", "run", "run-batch", "tune", "verify"),
+        )
+    },
     "serve --nnodes": "how many machines share a model nobody but the operator knows",
     **{
         f"info --{flag}": "what each rank will hold is shown before anything is loaded"
