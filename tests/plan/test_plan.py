@@ -130,6 +130,16 @@ def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], wish: W
     assert make_plan(subject, config, device, wish, is_timed=False).fit.memory.fits
 
 
+@pytest.mark.parametrize(("tokens", "gigabytes"), [(1, 6.0), (1000, 60.0)])
+def test_experts_are_read_as_they_are_chosen(tokens: int, gigabytes: float) -> None:
+    """Of 30 billion parameters 3 are multiplied by one token, and all are read by many. Breaks when stacks of experts
+    are no matrices, or are all read."""
+    model = find_fit(Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(), find_gpu("H200"), 256, 1).model
+    found = Matrices.of(model)
+    read = found.layer_bytes * found.touch_share(tokens) + found.head_bytes
+    assert read / 1e9 == pytest.approx(gigabytes, rel=0.15)
+
+
 def test_a_slower_device_is_slower() -> None:
     """Bandwidth bounds one request, arithmetic a large batch."""
     subject, config = llama(max_model_len=2048)
