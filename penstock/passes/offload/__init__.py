@@ -56,9 +56,13 @@ class Offload:
         chosen = [tiers[tier][place] for tier, place in taken]
         if not chosen:
             return made
-        few = min((stacks[id(weight)] for weight in chosen if id(weight) in stacks), default=0)
-        stays = [stay for weight in chosen for stay in self._move(weight, bool(few) and id(weight) in stacks)]
-        return OffloadedBlock(made, stays, self.stream, few)
+        stays: list[Stay] = []
+        for weight in chosen:
+            num_rows = stacks.get(id(weight), 0)
+            if num_rows:
+                self.stream.limit_few_rows(num_rows)
+            stays += self._move(weight, num_rows > 0)
+        return OffloadedBlock(made, stays, self.stream)
 
     def _move(self, weight: StoredWeight, is_read_in_place: bool) -> Iterator[Stay]:
         for name, tensor in _tensors(weight):

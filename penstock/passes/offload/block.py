@@ -32,10 +32,9 @@ class OffloadedBlock:
     Buffers change during a step, so a block's kernels start in turn: one that reads weights before its predecessor has
     ended could see those of an earlier layer."""
 
-    def __init__(self, block: layers.AnyBlock, stays: Iterable[Stay], stream: WeightStream, max_few_rows: int) -> None:
-        """Up to `max_few_rows` rows are few."""
+    def __init__(self, block: layers.AnyBlock, stays: Iterable[Stay], stream: WeightStream) -> None:
         self.mixer, self.ffn, self.block = block.mixer, block.ffn, block
-        self.stays, self.stream, self.max_few_rows = list(stays), stream, max_few_rows
+        self.stays, self.stream = list(stays), stream
         self._few = self._join(stream.few, [stay for stay in self.stays if stay.mapped is None])
         self._many = self._join(stream.many, self.stays)
 
@@ -44,9 +43,9 @@ class OffloadedBlock:
         return (route.add([stay.host for stay in stays]) if stays else None), stays
 
     def __call__(self, x: Tensor, step: layers.StepInputs, memory: Any) -> Tensor:
-        is_few = len(x) <= self.max_few_rows
+        is_few = len(x) <= self.stream.max_few_rows
         route, (number, _) = (self.stream.few, self._few) if is_few else (self.stream.many, self._many)
-        if self.max_few_rows:  # other steps' weights lie elsewhere
+        if self.stream.max_few_rows:  # other steps' weights lie elsewhere
             self.place(is_few)
         copier = self.stream.copier
         if number is not None:
@@ -72,7 +71,7 @@ class OffloadedBlock:
     def row_limits(self) -> set[int]:
         """As the block's; and other kernels run where few rows end."""
         own: set[int] = set(getattr(self.block, "row_limits", ()))
-        return own | ({self.max_few_rows} if self.max_few_rows else set())
+        return own | ({self.stream.max_few_rows} if self.stream.max_few_rows else set())
 
     @property
     def kernels(self) -> tuple[bool, bool]:

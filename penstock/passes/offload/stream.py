@@ -108,6 +108,11 @@ class WeightStream:
         self.device, self.few, self.many = device, Route(), Route()
         self.buffers: list[Tensor] = []
         self.copier = Copier()
+        self.max_few_rows = 0  # of a step; the same for all layers, since a step takes one route
+
+    def limit_few_rows(self, num_rows: int) -> None:
+        """Let steps of more rows copy stacks whole."""
+        self.max_few_rows = min(self.max_few_rows or num_rows, num_rows)
 
     def allocate(self) -> None:
         """Make the buffers, after the last layer has been added."""
