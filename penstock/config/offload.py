@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 NUM_BUFFERS = 2  # on the GPU, that offloaded weights pass through
-UNEVEN = 1.25  # layers whose formats differ may take so much more than their share
+UNEVEN = 1.25  # a checkpoint's layers whose formats differ may take so much more than their share
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ def count_offload(config: EngineConfig, gpu: GpuFacts, stored_bytes: int) -> Off
     wide = 2 if config.dtype == "float32" else 1
     layers = max(1, stored_bytes - wide * (gpu.outer_bytes + gpu.kept_bytes))
     host = min(int(config.cpu_offload_gb * GIB), layers)
-    ratio = min(wide, UNEVEN * stored_bytes / max(1, gpu.weight_bytes))  # to 16 bits a value
+    uneven = UNEVEN if gpu.packed_bytes else 1.0
+    ratio = min(wide, uneven * stored_bytes / max(1, gpu.weight_bytes))  # to 16 bits a value
     widest, largest = ratio * gpu.layer_bytes, ratio * gpu.layer_matrix_bytes
     return OffloadUse(host, NUM_BUFFERS * int(min(widest, host * widest / layers + largest)))
 

@@ -126,15 +126,16 @@ def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
     """Count the weights that are on the GPU, and the buffers beside them."""
     is_widened = config.quantization in INT_BYTES or bool(gpu.packed_bytes) and _can_keep_codes(config, True)
     offload = offload_use(config, gpu)
-    on_gpu = _stored_bytes(config, gpu) - offload.host_bytes + offload.buffer_bytes
+    on_gpu = stored_bytes(config, gpu) - offload.host_bytes + offload.buffer_bytes
     return on_gpu + (INT_SCRATCH if is_widened else 0)
 
 
 def offload_use(config: EngineConfig, gpu: GpuFacts) -> OffloadUse:
-    return count_offload(config, gpu, _stored_bytes(config, gpu))
+    return count_offload(config, gpu, stored_bytes(config, gpu))
 
 
-def _stored_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+def stored_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    """Count the weights, wherever they lie."""
     if config.quantization in INT_BYTES:
         layer, outer = INT_BYTES[config.quantization]
         kept = gpu.kept_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ pytest.importorskip("triton")
 from penstock import layers  # noqa: E402
 from penstock.config import GIB, EngineConfig  # noqa: E402
 from penstock.config.resolve import offload_use  # noqa: E402
+from penstock.errors import InvalidConfig  # noqa: E402
 from penstock.models import decoder, load  # noqa: E402
 from penstock.models.decoder import Decoder  # noqa: E402
 from penstock.models.spec import spec_from_config  # noqa: E402
@@ -25,7 +27,7 @@ from penstock.ops.triton import launch  # noqa: E402
 from penstock.passes import offload  # noqa: E402
 from penstock.passes.load import load_lowered  # noqa: E402
 from penstock.passes.lower import RULES, row_limits  # noqa: E402
-from penstock.passes.offload import Offload, OffloadedBlock, OffloadQuota, stream  # noqa: E402
+from penstock.passes.offload import Offload, OffloadedBlock, OffloadQuota, pinned, stream  # noqa: E402
 from penstock.passes.offload.block import Stay  # noqa: E402
 from penstock.passes.offload.stream import Copier, LayerCopy, Route, StreamCopier  # noqa: E402
 from penstock.quant.dense import Matrix  # noqa: E402
@@ -286,6 +288,45 @@ def test_kernels_of_such_a_block_start_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [False, False, True, False] and launch.pdl_options(x)["PDL"]
     assert copied.kernels != read.kernels
     launch.has_pdl.cache_clear()
+
+
+# Page-locked memory
+
+
+class Runtime:
+    """CUDA's functions that lock pages."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error, self.locked = error, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        assert not self.error or not self.locked
+        self.locked |= {} if self.error else {address: num_bytes}
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0 * self.locked.pop(address)
+
+
+def test_pages_are_locked_as_long_as_a_tensor_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks when they outlive the engine, or are given back while locked."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    pages = pinned.PinnedPages.lock(12_345)
+    values = torch.frombuffer(pages, dtype=torch.uint8)[:12_000].view(torch.bfloat16).view(60, 100)
+    assert runtime.locked == {values.data_ptr(): 12_345} and values.data_ptr() % 4096 == 0
+    del pages
+    gc.collect()
+    assert runtime.locked and torch.equal(values.fill_(2.0), torch.full_like(values, 2.0))
+    del values
+    gc.collect()
+    assert not runtime.locked
+
+
+def test_memory_that_cannot_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(2))
+    with pytest.raises(InvalidConfig, match="0.01 GiB of memory could not be page-locked .CUDA error 2.: lower it"):
+        pinned.PinnedPages.lock(10 << 20)
 
 
 # Memory
