@@ -30,6 +30,7 @@ def test_prompts_and_single_tokens_in_any_company(kind: str, num_bytes: int, tmp
         model.blocks = [offload(block, block is model.blocks[-1]) for block in model.blocks]
         offload.finish(model)
         assert any(isinstance(block, OffloadedBlock) for block in model.blocks)
+        executor.warm()  # steps of few rows and of many, by several threads at once
         for buffer in offload.stream.buffers:
             buffer.fill_(255)
         for _ in range(2):
