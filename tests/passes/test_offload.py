@@ -26,6 +26,7 @@ from penstock.ops import OpTable  # noqa: E402
 from penstock.ops.triton import launch  # noqa: E402
 from penstock.passes import offload  # noqa: E402
 from penstock.passes.load import load_lowered  # noqa: E402
+from penstock.passes.lora_table import make_lora_table  # noqa: E402
 from penstock.passes.lower import RULES, row_limits  # noqa: E402
 from penstock.passes.offload import Offload, OffloadedBlock, OffloadQuota, pinned, stream  # noqa: E402
 from penstock.passes.offload.block import Stay  # noqa: E402
@@ -202,6 +203,22 @@ def test_lowered_blocks_too(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) 
         if isinstance(route, Route)
     }
     assert 0 < copied["few"] <= copied["many"] - stacks  # few rows copy no stack
+
+
+def test_both_forms_of_a_block_with_adapters(as_on_a_gpu: None) -> None:
+    """Steps with adapters and without multiply from the same buffers."""
+    spec = spec_from_config(describe("Qwen3MoeForCausalLM", num_hidden_layers=4, hidden_size=64, vocab_size=256))
+    table = make_lora_table(spec, 2, 16, torch.float32, CPU)
+    model: Any = load_lowered(None, spec, dummy_seed=3, loras=table)
+    plain, shapes = answer(model), [id(one) for block in model.blocks for one in offload._find_weights(block)]
+    made = move_out(model, GIB)
+    for buffer in made.stream.buffers:
+        buffer.fill_(255)
+    assert torch.equal(answer(model), plain)
+    forms = [(block.block.lowered, block.block.adapted) for block in model.blocks]
+    for lowered, adapted in forms:
+        inner = [{id(one) for one in offload._find_weights(form)} for form in (lowered, adapted)]
+        assert inner[0] == inner[1] and inner[0] <= set(shapes)
 
 
 # Streams
