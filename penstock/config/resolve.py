@@ -213,8 +213,6 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
-    if config.enable_lora:
-        return "cpu", "adapters have not been checked on a GPU"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
     can_move = config.kv_cache_tokens is None and not config.cpu_offload_gb  # who asks for a GPU's is told what to do
