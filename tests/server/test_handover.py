@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import signal
+import socketserver
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +192,54 @@ def test_streams_outlive_either_server(
         assert left["choices"] == complete(alone.url, prompt="After that. " + TEXT * 8, max_tokens=3)["choices"]
         os.kill(process.pid, signal.SIGCONT)
         process.kill()
+
+
+class FailingPrefill(socketserver.ThreadingTCPServer):
+    """A server that says that it computes prompts, and answers with a status and `answer`; None: it breaks off."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _FailingHandler)
+        self.answer: bytes | None = None
+        self.num_asked = 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _FailingHandler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        server = self.server
+        assert isinstance(server, FailingPrefill)
+        line, length = self.rfile.readline(), 0
+        while (header := self.rfile.readline().strip().lower()) != b"":
+            length = int(header.split()[1]) if header.startswith(b"content-length") else length
+        self.rfile.read(length)
+        if line.startswith(b"GET"):
+            self._send(200, b'{"status": "ready", "role": "prefill"}')
+        else:
+            server.num_asked += 1
+            if server.answer is not None:
+                self._send(int(server.answer[:3]), server.answer[3:])
+
+    def _send(self, status: int, body: bytes) -> None:
+        head = b"HTTP/1.1 %d x\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body))
+        self.wfile.write(head + body)
+
+
+GONE = b'200{"handed_over": {"num_tokens": 90, "seconds": 0.5, "transfer_port": 9}}'
+
+
+@pytest.mark.parametrize("fleet", ["tcp"], indirect=True)
+def test_a_prefill_server_that_fails_costs_time_only(alone: RunningServer, fleet: Fleet, tmp_path: Path) -> None:
+    with FailingPrefill() as prefill, route([fleet.decode, prefill.url], tmp_path) as router:
+        for number, answer in enumerate((None, b"429{}", b"500{}", b"200{}", b"200rubbish", b"400{}", GONE), 1):
+            wait_upstreams(router, 2)
+            prefill.answer = answer
+            body = {"prompt": f"{answer!r} " + TEXT * 8, "max_tokens": 5}
+            assert complete(router.url, **body)["choices"] == complete(alone.url, **body)["choices"]
+            assert prefill.num_asked == number, answer
+        prefill.shutdown()
 
 
 @pytest.mark.parametrize(
