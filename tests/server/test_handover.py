@@ -100,6 +100,15 @@ def test_a_long_prompt_is_computed_by_one_server_and_answered_by_the_other(alone
         assert "blocks of its prompt were fetched" in str(found["stages"])
 
 
+def test_servers_tell_their_roles(fleet: Fleet, alone: RunningServer) -> None:
+    for server, role in ((fleet.prefill, "prefill"), (fleet.decode, "decode")):
+        assert httpx.get(f"{server.url}/health/ready").json()["role"] == role
+        assert httpx.get(f"{server.url}/info").json()["role"] == role
+    assert "role" not in httpx.get(f"{alone.url}/health/ready").json()
+    listed = httpx.get(f"{fleet.url}/admin/upstreams").json()["upstreams"]
+    assert [one["role"] for one in listed] == ["prefill", "decode"]
+
+
 def test_short_prompts_and_known_ones_go_straight_to_the_decode_server(fleet: Fleet) -> None:
     text, counts = "A story that goes on. " * 20, []
     for _ in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.errors import InvalidConfig
 from penstock.runner.ranks.link import Credentials, LinkClosed, WrongSecret, connect
 from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.exchange import HEAD, MAX_NAMES, BlockServer, ask_for
-from penstock.runner.store.fetch import BlockFetcher, CacheLayout
+from penstock.runner.store.fetch import BlockFetcher, CacheLayout, list_names
 from penstock.runner.store.segment import NAME_BYTES, checksum
 from penstock.types import Request
 from tests.same_tokens.handover import SECRET, compute_prompt, open_pair
@@ -66,6 +66,26 @@ def test_only_what_the_other_has_of_this_tenant_comes(pair: tuple[LLM, LLM, str]
     _, fetch_salted = open_pair(prefill, decode, salt="4:them")
     assert fetch_salted(first) == 0, "another tenant's prompt"
     assert fetch(first) > 0 and fetch(first) == 0, "what is here is not fetched again"
+
+
+def test_what_follows_a_missing_block_is_not_fetched(pair: tuple[LLM, LLM, str]) -> None:
+    prefill, decode, _ = pair
+    _, fetch = open_pair(prefill, decode)
+    tokens = prompts()[2]
+    compute_prompt(prefill, tokens)
+    saves = prefill.service.engine.scheduler.cache.saves
+    assert saves is not None and isinstance(saves.store, BlockStore)
+    second = list_blocks(prefill, tokens)[1]
+    saves.store.drop(second)
+    assert fetch(tokens) == 1
+    assert decode.stats()["num_missing_blocks"] == 1
+
+
+def list_blocks(llm: LLM, tokens: Sequence[int]) -> list[bytes]:
+    cache = llm.service.engine.scheduler.cache
+    assert cache.saves is not None
+    layout = CacheLayout(cache.groups, cache.block_size, cache.saves.block_bytes)
+    return list_names(cache.saves.names, layout, Request(id="r", tokens=tuple(tokens)), 0)
 
 
 def test_who_does_not_know_the_secret_gets_nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 from penstock.cache.store import DIGEST_BYTES
 from penstock.runner.store.files import FileTier
@@ -23,7 +24,7 @@ class BlockStore:
         self.num_bytes = self.num_hits = self.num_misses = 0
         self._memory: OrderedDict[bytes, bytes] = OrderedDict()  # the least recently used one first
         self._lock = threading.Lock()  # of the memory
-        self.traffic: Counter[str] = Counter()  # blocks and bytes exchanged with other servers
+        self._traffic: Counter[str] = Counter()  # blocks and bytes exchanged with other servers
 
     def _own(self, name: bytes) -> bytes:
         """Return the name of this rank's part of a block."""
@@ -63,6 +64,11 @@ class BlockStore:
                 self._keep(name, data)
         return data
 
+    def note_traffic(self, counts: Mapping[str, int]) -> None:
+        """Add to the figures of what goes to other servers and comes from them."""
+        with self._lock:
+            self._traffic.update(counts)
+
     def drop(self, name: bytes) -> None:
         """Forget a block that is damaged, or not of the size that it should have."""
         name = self._own(name)
@@ -96,7 +102,7 @@ class BlockStore:
             "num_store_hits": self.num_hits,
             "num_store_misses": self.num_misses,
             "num_store_errors": files.num_errors if files is not None else 0,
-            **{name: self.traffic[name] for name in TRAFFIC},
+            **{name: self._traffic[name] for name in TRAFFIC},
         }
 
     def close(self) -> None:

@@ -74,15 +74,15 @@ class BlockServer:
 
     def _list_parts(self, names: Sequence[bytes]) -> list[bytes]:
         """List what answers: each block's head and bytes, of as many as fit into a frame."""
-        parts, num_bytes = [], 0
+        parts, num_bytes, count = [], 0, 0
         for name in names:
             data = self._store.read(name) if num_bytes < REPLY_BYTES else None
             if data is None:
                 parts.append(MISSING)
                 continue
             parts += [HEAD.pack(len(data), checksum(name, data)), data]
-            num_bytes += len(data)
-            self._store.traffic[SENT] += 1
+            num_bytes, count = num_bytes + len(data), count + 1
+        self._store.note_traffic({SENT: count})
         return parts
 
     def close(self) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.cache.group import Group
 from penstock.cache.radix import Root
-from penstock.cache.store import BlockNames, name_slot
+from penstock.cache.store import DIGEST_BYTES, BlockNames, name_slot
 from penstock.errors import PenstockError
-from penstock.runner.ranks.link import Credentials, LinkClosed, RankLink, connect
+from penstock.runner.ranks.link import Credentials, RankLink, connect
 from penstock.runner.store.blocks import FETCH_MS, FETCHED, FETCHED_BYTES, MISSING, BlockStore
 from penstock.runner.store.exchange import ask_for
 from penstock.types import Request
@@ -33,6 +34,10 @@ class CacheLayout:
     @property
     def max_state_bytes(self) -> int:
         return self.block_bytes * max((group.blocks_per_state for group in self.groups), default=1)
+
+    def is_needed(self, name: bytes) -> bool:
+        """True if no later block can be used without this one."""
+        return self.groups[int.from_bytes(name[DIGEST_BYTES:], "little")].spec.kind == "full"
 
 
 def list_names(names: BlockNames, layout: CacheLayout, request: Request, num_known: int) -> list[bytes]:
@@ -78,21 +83,32 @@ class BlockFetcher:
         wanted = self._choose([name for name in listed if not self._store.has(name)])
         if not wanted:
             return 0
-        count = num_bytes = 0
+        found = Counter({FETCHED: 0, MISSING: 0, FETCHED_BYTES: 0})
         try:
-            link = self._connect(split_address(source), self._credentials, 0.0)
-            try:
-                for name, data in ask_for(link, wanted, self._layout.max_state_bytes, WAIT_S):
-                    if data is not None:
-                        self._store.save(name, data)
-                        count, num_bytes = count + 1, num_bytes + len(data)
-            finally:
-                link.close()
-        except (LinkClosed, PenstockError, OSError, ValueError) as error:
-            self._avoided = {source: self._clock() + AVOIDED_S, **self._list_avoided()}
+            self._fetch_all(source, wanted, found)
+        except (PenstockError, OSError, ValueError) as error:
+            found[MISSING] = max(1, found[MISSING])
+            self._avoided = {**self._list_avoided(), source: self._clock() + AVOIDED_S}
             _log.warning("cache blocks could not be fetched from %s, and are computed here: %s", source, error)
-        self._note(source, len(wanted), count, num_bytes, time.perf_counter() - begin)
-        return count
+        found[FETCH_MS] = round(1e3 * (time.perf_counter() - begin))
+        self._store.note_traffic(found)
+        if not found[FETCHED]:
+            self._warn(source, len(wanted))
+        return found[FETCHED]
+
+    def _fetch_all(self, source: str, wanted: list[bytes], found: Counter[str]) -> None:
+        """Save what comes, up to the first block that is missing and without which those after it are of no use."""
+        link = self._connect(split_address(source), self._credentials, 0.0)
+        try:
+            for name, data in ask_for(link, wanted, self._layout.max_state_bytes, WAIT_S):
+                found[MISSING if data is None else FETCHED] += 1
+                if data is not None:
+                    self._store.save(name, data)
+                    found[FETCHED_BYTES] += len(data)
+                elif self._layout.is_needed(name):
+                    return
+        finally:
+            link.close()
 
     def _list_avoided(self) -> dict[str, float]:
         now = self._clock()
@@ -104,17 +120,13 @@ class BlockFetcher:
             return missing
         return missing[: self._store.max_bytes // max(1, self._layout.max_state_bytes)]
 
-    def _note(self, source: str, num_wanted: int, count: int, num_bytes: int, seconds: float) -> None:
-        traffic = self._store.traffic
-        traffic[FETCHED] += count
-        traffic[MISSING] += num_wanted - count
-        traffic[FETCHED_BYTES] += num_bytes
-        traffic[FETCH_MS] += round(1e3 * seconds)
-        if not count and source not in self._told and source not in self._avoided:
+    def _warn(self, source: str, num_wanted: int) -> None:
+        """Say once of a server that it has nothing of a prompt that it computed."""
+        if source not in self._told and source not in self._avoided:
             self._told.add(source)
             _log.warning(
                 "%s has none of the %d cache blocks of a prompt that it computed: give both servers the same version, "
-                "model files, kind of processor and settings",
+                "model files, kind of processor and settings, and a store that holds their prompts",
                 source,
                 num_wanted,
             )
