@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,7 +67,7 @@ class PromptHandover:
     async def _compute(self) -> None:
         """Try prefill servers, the best one first; with none, the decode server computes the prompt."""
         begin = time.monotonic()
-        for server in self._list_servers():
+        for server in self._rank_servers():
             work = self._pool.begin(server, self._call.facts)
             try:
                 found = await self._ask(server)
@@ -85,11 +84,16 @@ class PromptHandover:
                 return
         self._pool.handovers.num_failed += 1
 
-    def _list_servers(self) -> Iterator[Upstream]:
-        tried: set[Upstream] = set()
-        while (server := self._pool.choose(self._call.facts, tried, PREFILL)) is not None:
-            tried.add(server)
-            yield server
+    def _rank_servers(self) -> list[Upstream]:
+        """List the prefill servers by what they would have to do before this prompt is computed."""
+        facts = self._call.facts
+        found = [one for one in self._pool if one.role == PREFILL and one.takes_requests and one.serves(facts.model)]
+
+        def cost(server: Upstream) -> tuple[int, int]:
+            num_new = len(facts.digests) - server.prefixes.count(facts.digests)
+            return server.work + PART_BYTES * num_new, server.number
+
+        return sorted(found, key=cost)
 
     async def _ask(self, server: Upstream) -> ComputedPrompts | None:
         """Return what a server computed; None if another one should be asked."""

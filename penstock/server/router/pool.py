@@ -51,13 +51,12 @@ class UpstreamPool:
     def is_ready(self) -> bool:
         return any(one.takes_requests for one in self)
 
-    def choose(self, facts: PromptFacts, tried: Collection[Upstream] = (), role: str | None = None) -> Upstream | None:
+    def choose(self, facts: PromptFacts, tried: Collection[Upstream] = ()) -> Upstream | None:
         """Choose a server that takes requests and was not tried; None if there is none. Several may serve a model: the
-        one with the longest prefix of the prompt, unless that is overloaded compared with the least busy. Without a
-        `role`, a prefill server answers only if there is no other."""
-        ready = [one for one in self if one.takes_requests and one not in tried and role in (None, one.role)]
+        one with the longest prefix of the prompt, unless that is overloaded compared with the least busy."""
+        ready = [one for one in self if one.takes_requests and one not in tried]
         fit = [one for one in ready if one.serves(facts.model)] or ready
-        fit = [one for one in fit if one.role != PREFILL] or fit
+        fit = [one for one in fit if one.role != PREFILL] or fit  # a prefill server answers if there is no other
         if not fit:
             return None
         return min(fit, key=lambda one: self._cost(one, facts))
