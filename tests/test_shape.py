@@ -105,6 +105,7 @@ ADDED_FLAGS: dict[str, str] = {
         f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
     },
+    "serve --kv-transfer-port": "which port other servers may reach depends on the network between them",
     "serve --data-parallel-size": "how many engines share a machine depends on its cores and on the load",
     **{
         f"route --{flag}": "a router is a server on the net: the same flags as of serve, with the same meaning"
