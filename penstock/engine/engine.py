@@ -84,7 +84,10 @@ class Engine:
         return self.scheduler.abort(request_id, sibling, reason)
 
     def start(self) -> bool:
-        """Start one plan, if anything can be planned; `step` waits for it."""
+        """Start one plan, if anything can be planned; `step` waits for it. None is started after one for which a model
+        drafts: its drafts come with its result."""
+        if self._started and self._started[-1][0].ahead:
+            return False
         plan = self.scheduler.schedule()
         if plan is not None:
             if self.watch is not None:

@@ -104,12 +104,15 @@ def start_engine(
             scheduler.num_batches = ranks.layout.num_stages
             return Engine(scheduler, ranks.join(on_cpu), overlap=ranks.layout.num_stages - 1)
         return Engine(scheduler, on_cpu)
+    from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.make import make_runner
 
     runner = make_runner(model, memory, settings, grammars, drafters, store, bank)
     if ahead:
         ahead.wait()
     runner.warm()
+    if draft is not None and not isinstance(runner, EncoderRunner):
+        draft.load(runner, num_blocks * grouping.block_bytes, settings)
     settle_collector()
     return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
 
