@@ -39,7 +39,7 @@ from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.passes.load import load_lowered
 from penstock.runner.cpu.draft_heads import HeadsDrafter
 from penstock.runner.cpu.drafting import NetDrafter
-from penstock.runner.cpu.layer_skip import choose_layers
+from penstock.runner.cpu.layer_skip import Probe
 from penstock.runner.cpu.runner import Runner
 
 if TYPE_CHECKING:
@@ -236,7 +236,12 @@ class SkippedLayers(DraftPart):
             raise InvalidConfig(
                 f"{OPTION}: layers={list(layers)} must be ascending numbers below {count}, the model's number of layers"
             )
-        found = layers or choose_layers(runner, self.ahead)
+        if isinstance(runner, Runner):
+            probe = Probe(runner.model, runner.memory, runner.caches)
+        else:
+            steps = runner.decode_steps
+            probe = Probe(runner.model, runner.memory, steps.caches, steps.tile_tokens)
+        found = layers or probe.choose_layers(self.ahead)
         self.start(runner, DecoderNet(runner.model, SELF, found), settings)
 
 

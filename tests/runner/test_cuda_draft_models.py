@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +18,24 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests 
 pytest.importorskip("triton")
 
 from penstock import LLM, SamplingParams  # noqa: E402
+from penstock.api.drafting import find_draft  # noqa: E402
+from penstock.config import EngineConfig  # noqa: E402
+from penstock.models.decoder import Decoder  # noqa: E402
+from penstock.models.files import read_config  # noqa: E402
+from penstock.models.spec import spec_from_config  # noqa: E402
 from penstock.runner.cpu.drafting import NetDrafter  # noqa: E402
+from penstock.runner.cpu.layer_skip import Probe  # noqa: E402
+from penstock.runner.cuda import mixed_graphs  # noqa: E402
 from penstock.runner.cuda.drafting.heads import CudaHeadsDrafter  # noqa: E402
 from penstock.runner.cuda.drafting.net import CudaNetDrafter  # noqa: E402
+from penstock.runner.cuda.graphs import GraphPool  # noqa: E402
 from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
 from penstock.runner.memory import BlockMemory  # noqa: E402
 from penstock.text.prompt_encoder import Encoded  # noqa: E402
 from tests.draft import test_heads as heads  # noqa: E402
+from tests.draft import test_mtp as mtp  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config  # noqa: E402
+from tests.runner import test_captured_steps as captured_steps  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, SEQUENCES, answers, asking, no_gpu  # noqa: E402, F401  a fixture
 from tests.same_tokens.test_draft_models import LENGTH, AlwaysAhead  # noqa: E402
 
@@ -31,8 +44,8 @@ STEP = 48  # tokens
 OPTIONS: dict[str, Any] = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": STEP, "kv_cache_dtype": "float32"}
 
 
-def move_to_gpu(llm: LLM, deterministic: bool = False, speculation: Any = None) -> Any:
-    """Give an engine the GPU's runner, with the drafting model that its CPU's has; returns the drafter."""
+def move_to_gpu(llm: LLM, deterministic: bool = False, speculation: Any = None, eager: bool = True) -> Any:
+    """Give an engine the GPU's runner, with the drafting model that its CPU's has; returns that runner."""
     theirs, engine = runner(llm.service), llm.service.engine
     memory = BlockMemory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
     made: Any = CudaRunner(
@@ -41,7 +54,7 @@ def move_to_gpu(llm: LLM, deterministic: bool = False, speculation: Any = None) 
         theirs.rows.grammars,
         SEQUENCES,
         STEP,
-        eager=True,
+        eager=eager,
         deterministic=deterministic,
         drafters=theirs.rows.drafters,
     )
@@ -57,7 +70,7 @@ def move_to_gpu(llm: LLM, deterministic: bool = False, speculation: Any = None) 
     scheduler._exact_starts = True
     if drafter is not None:
         scheduler._speculation = speculation or AlwaysAhead()
-    return made.drafter
+    return made
 
 
 def require_drafts(llm: LLM, least: int) -> dict[str, Any]:
@@ -210,9 +223,122 @@ def test_heads_draft_as_plain_pytorch(
         require_drafts(other, 60)
     with heads.open_llm(tmp_path, {"method": "ngram"}, **OPTIONS) as plain:
         move_to_gpu(plain)
-        plain.service.engine.scheduler._speculation = None  # type: ignore[attr-defined]
+        plain.service.engine.scheduler._speculation = None
         assert found == [answers(plain, prompts, params) for _ in range(2)]
     greedy = [(tokens, line) for tokens, line in seen if tokens[: len(prompts[3])] != prompts[3]]
     assert len(greedy) > 30
     for tokens, line in greedy[::2]:
         assert line == heads.draft(method, weights, target, tokens, len(line)) and line
+
+
+def test_an_mtp_layer_with_latents_and_experts(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-V3's, against the layers of transformers."""
+    model, own = mtp.save_target(tmp_path)
+    seen: list[tuple[list[int], list[int]]] = []
+    end = heads.LineMaker.end
+
+    def note(self: Any, lines: list[heads.Line]) -> None:
+        end(self, lines)
+        seen.extend((list(line.device.state.tokens), [draft.token for draft in line.drafts]) for line in lines)
+
+    monkeypatch.setattr(heads.LineMaker, "end", note)
+    prompts, params = heads.make_prompts(), [asking(max_tokens=12)] * 4
+    found = []
+    for speculation in ({"method": "mtp"}, None):
+        with mtp.open_llm(tmp_path, speculation, **OPTIONS) as llm:
+            move_to_gpu(llm)
+            found.append([answers(llm, prompts, params) for _ in range(2)])
+            if speculation:
+                require_drafts(llm, 60)
+    assert found[0] == found[1] and len(seen) > 40
+    for tokens, line in seen[::3]:
+        assert line == mtp.draft(model, own, tokens, len(line)) and line
+
+
+@pytest.fixture
+def captures(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """A replay computes a step anew from the inputs of its bucket, padding included."""
+    monkeypatch.setattr(GraphPool, "capture", captured_steps.capture)
+    monkeypatch.setattr(GraphPool, "_keep_only", lambda self, half: None)
+    monkeypatch.setattr(mixed_graphs, "MIXED_SEQUENCES", (2,))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_captured_steps_of_a_model(tmp_path: Path, captures: None, deterministic: bool) -> None:
+    """Once the engine has had time to prepare, every step of the drafting model is a replay."""
+    model, config = write_config(tmp_path), describe("same", tmp_path)
+    params = [asking(max_tokens=20 + i, temperature=i % 2, seed=i) for i in range(len(PROMPTS))]
+    params[4] = params[4].clone(top_k=7)
+    with dummy(model, **OPTIONS) as plain, dummy(model, **OPTIONS, speculative_config=config) as other:
+        move_to_gpu(plain, deterministic)
+        made = move_to_gpu(other, deterministic, eager=False)
+        while made.prepare():
+            pass
+        pool = made.drafter._steps.pool
+        num_captures = pool.num_captures
+        for _ in range(2):
+            assert answers(other, PROMPTS, params) == answers(plain, PROMPTS, params)
+        stats = require_drafts(other, 100)
+    assert stats["num_accepted_tokens"] == stats["num_draft_tokens"]
+    assert pool.num_captures == num_captures > 10
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+def test_captured_steps_of_heads(tmp_path: Path, captures: None, method: str) -> None:
+    """Features lie where captured steps leave them, in the order of their rows."""
+    _, speculation = heads.save_target(tmp_path, method)
+    params = [asking(max_tokens=16, temperature=t, seed=i) for i, t in enumerate((0, 1.0, 0, 0))]
+    lines = []
+    for eager in (True, False):
+        with heads.open_llm(tmp_path, speculation, **OPTIONS) as llm:
+            made = move_to_gpu(llm, eager=eager)
+            while not eager and made.prepare():
+                pass
+            found = [answers(llm, heads.make_prompts(), params) for _ in range(2)]
+            stats = require_drafts(llm, 60)
+            lines.append((found, stats["num_draft_tokens"], stats["num_accepted_tokens"]))
+    assert lines[0] == lines[1]
+
+
+def test_layers_are_found_with_a_gpu_s_steps(tmp_path: Path, no_gpu: None) -> None:
+    """As on a CPU: breaks when steps of several tokens are not split in tiles of all of them."""
+    with dummy(write_config(tmp_path, num_hidden_layers=5), **OPTIONS) as llm:
+        theirs = runner(llm.service)
+        assert isinstance(theirs.model, Decoder)
+        steps = move_to_gpu(llm).decode_steps
+        probe = Probe(theirs.model, steps.memory, steps.caches, steps.tile_tokens)
+        found = probe.choose_layers(LENGTH)
+        work = probe._make_step(torch.arange(64), 0, 64).work
+        assert found == Probe(theirs.model, theirs.memory, theirs.caches).choose_layers(LENGTH)
+    assert set(found) <= set(range(5)) and work is not None and work.tiles is not None
+    assert len(work.tiles) == -(-64 // steps.tile_tokens)
+
+
+def test_a_drafting_model_is_counted(tmp_path: Path) -> None:
+    """Bytes of weights at 16 bits, and of the features that are kept of a token."""
+    for method in heads.METHODS:
+        _, speculation = heads.save_target(tmp_path / method, method)
+        spec: Any = spec_from_config(read_config(tmp_path / method / "target"))
+        config = EngineConfig(speculative_config=json.dumps(speculation))
+        part = find_draft(config, spec, tmp_path / method / "target", lambda name, _: Path(name))
+        assert part is not None
+        read = {name: one for name, one in heads.make_weights(method).items() if name not in ("d2t", "t2d")}
+        numbers = sum(one.numel() for name, one in read.items() if "embed_tokens" not in name)
+        least = part.count_gpu_weights() / (2 if method == "medusa" else 1)
+        assert least == pytest.approx(2 * numbers, rel=0.05)
+        assert part.count_gpu_features() == 2 * 4 * heads.WIDTH * (3 if method == "eagle3" else 1)
+
+
+def test_a_closed_runner_with_a_drafter_is_gone(tmp_path: Path, no_gpu: None) -> None:
+    gc.collect()
+    model, config = write_config(tmp_path), describe("same", tmp_path)
+    with dummy(model, **OPTIONS, speculative_config=config) as other:
+        steps = weakref.ref(move_to_gpu(other).drafter._steps)
+        answers(other, PROMPTS[:1], [asking()])
+        gc.freeze()
+    try:
+        del other
+        gc.collect()
+        assert steps() is None
+    finally:
+        gc.unfreeze()

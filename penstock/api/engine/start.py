@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -104,17 +104,21 @@ def start_engine(
             scheduler.num_batches = ranks.layout.num_stages
             return Engine(scheduler, ranks.join(on_cpu), overlap=ranks.layout.num_stages - 1)
         return Engine(scheduler, on_cpu)
-    from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.make import make_runner
 
     runner = make_runner(model, memory, settings, grammars, drafters, store, bank)
+    _warm(runner, ahead, draft, settings)
+    settle_collector()
+    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+
+
+def _warm(runner: Any, ahead: AheadCompiler | None, draft: DraftPart | None, settings: Resolved) -> None:
+    """Compile a GPU's first kernels, and load its drafting model."""
     if ahead:
         ahead.wait()
     runner.warm()
-    if draft is not None and not isinstance(runner, EncoderRunner):
-        draft.load(runner, num_blocks * grouping.block_bytes, settings)
-    settle_collector()
-    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+    if draft is not None:
+        draft.load(runner, runner.memory.blocks.nbytes, settings)
 
 
 def _prompt_cap(settings: Resolved) -> PromptCap | None:

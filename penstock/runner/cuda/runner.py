@@ -75,6 +75,7 @@ class CudaRunner:
             self._graphs = make_decode_graphs(model, memory, max_num_seqs, num_sms, eager, deterministic)
             self._mixed = MixedGraphs(self._graphs, max_num_seqs, max_num_batched_tokens)
         self._preparation = Preparation(self._graphs, self._mixed, self._min_chooser)
+        self.decode_steps: DecodeGraphs = self._graphs
         self._tensors = self._graphs.rows
         self._prefixes = PrefixFinder(memory.block_size)
         self._batch: DecodeBatch | None = None  # of the last decode step
@@ -104,10 +105,6 @@ class CudaRunner:
             self._graphs.pool.can_capture = False
             _log.warning("no more steps are captured: %s: %s", type(error).__name__, error)
             return False
-
-    @property
-    def decode_steps(self) -> DecodeGraphs:
-        return self._graphs
 
     def install(self, drafter: DeviceDrafter) -> None:
         """Draft with a model from now on."""

@@ -42,7 +42,7 @@ class CudaHeadsDrafter(LineDrafter):
             num_tokens = max(max_num_batched_tokens, target.sizes[-1])
             self.features: Features | None = Features((), True, num_tokens, width, dtype, device)
             self._hidden = torch.zeros(num_lines, width, dtype=dtype, device=device)
-            self._numbers = torch.full((2, num_lines), rows.padding_row, dtype=torch.int64, device=device)
+            self._numbers = torch.full((2, num_lines), rows.padding_row, dtype=torch.int32, device=device)
             self._drawn = DrawnTokens(self._num_heads, num_lines, device)
         self._drawn_rows = rows.copy_for_drafts(False)
         self._known: dict[tuple[int, Chooser], Half[tuple[SampledTokens, ...]]] = {}
@@ -95,7 +95,7 @@ class CudaHeadsDrafter(LineDrafter):
             return
         count, device_at = len(lines), to_device(at, self._hidden.device)
         size = next(size for size in self._sizes if size >= count)
-        numbers = np.full((2, size), self._drawn_rows.padding_row)
+        numbers = np.full((2, size), self._drawn_rows.padding_row, dtype=np.int32)
         numbers[:, :count] = [line.row.row for line in lines], [line.length for line in lines]
         self._numbers[:, :size].copy_(to_device(numbers, self._hidden.device))
         self._hidden[:count].copy_(computed.features[0][device_at])
