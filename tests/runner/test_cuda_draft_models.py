@@ -26,6 +26,9 @@ from penstock.models.spec import spec_from_config  # noqa: E402
 from penstock.runner.cpu.drafting import NetDrafter  # noqa: E402
 from penstock.runner.cpu.layer_skip import Probe  # noqa: E402
 from penstock.runner.cuda import mixed_graphs  # noqa: E402
+from penstock.runner.cuda.drafting import heads as cuda_heads  # noqa: E402
+from penstock.runner.cuda.drafting import lines as cuda_lines  # noqa: E402
+from penstock.runner.cuda.drafting import net_steps  # noqa: E402
 from penstock.runner.cuda.drafting.heads import CudaHeadsDrafter  # noqa: E402
 from penstock.runner.cuda.drafting.net import CudaNetDrafter  # noqa: E402
 from penstock.runner.cuda.graphs import GraphPool  # noqa: E402
@@ -35,6 +38,7 @@ from penstock.text.prompt_encoder import Encoded  # noqa: E402
 from tests.draft import test_heads as heads  # noqa: E402
 from tests.draft import test_mtp as mtp  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config  # noqa: E402
+from tests.models import oracle  # noqa: E402
 from tests.runner import test_captured_steps as captured_steps  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, SEQUENCES, answers, asking, no_gpu  # noqa: E402, F401  a fixture
 from tests.same_tokens.test_draft_models import LENGTH, AlwaysAhead  # noqa: E402
@@ -188,8 +192,56 @@ def test_a_left_behind_model_catches_up(tmp_path: Path, no_gpu: None) -> None:
     assert stats["num_accepted_tokens"] == stats["num_draft_tokens"]
 
 
+@pytest.mark.parametrize("method", ["same", "eagle", "medusa"])
+def test_rows_beyond_the_lines_of_a_step_wait(
+    tmp_path: Path, no_gpu: None, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get a token of each step, and keep up with it."""
+    monkeypatch.setattr(cuda_lines, "MAX_LINES", 2)
+    params = [asking(max_tokens=24, seed=i, temperature=1.0) for i in range(len(PROMPTS))]
+    config = describe(method, tmp_path) if method == "same" else heads.save_target(tmp_path, method)[1]
+    model = write_config(tmp_path) if method == "same" else str(tmp_path / "target")
+    options = {**OPTIONS, "load_format": "dummy" if method == "same" else "auto", "dtype": "float32"}
+    common: dict[str, Any] = {"skip_tokenizer_init": True, "kv_cache_tokens": 2048, "progress": False, **options}
+    with (
+        LLM(model, speculative_config=None, **common) as plain,
+        LLM(model, speculative_config=config, **common) as other,
+    ):
+        move_to_gpu(plain)
+        move_to_gpu(other)
+        for _ in range(2):
+            assert answers(other, PROMPTS, params) == answers(plain, PROMPTS, params)
+        stats = require_drafts(other, 60)
+    assert method != "same" or stats["num_accepted_tokens"] == stats["num_draft_tokens"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_another_vocabulary_with_the_same_tokens(tmp_path: Path, no_gpu: None, temperature: float) -> None:
+    """The same model under other ids, and with more tokens: its drafts are all accepted once the ids are mapped."""
+    like, size = heads.LIKE, heads.VOCAB
+    target, draft = (oracle.make("LlamaForCausalLM", {**like, "vocab_size": size + more}) for more in (0, 60))
+    order, weights = torch.randperm(size) + 40, {**target.state_dict()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = torch.full((size + 60, heads.WIDTH), 0.5)
+        rows[order] = weights[name]
+        weights[name] = rows
+    draft.load_state_dict(weights)
+    for name, model, ids in (
+        ("target", target, {f"t{i}": i for i in range(size)}),
+        ("draft", draft, {f"t{i}": int(order[i]) for i in range(size)} | {"other": 3}),
+    ):
+        oracle.save(model, tmp_path / name)
+        heads.write_tokenizer(tmp_path / name, ids)
+    speculation = {"model": str(tmp_path / "draft"), "use_heterogeneous_vocab": True}
+    with heads.open_llm(tmp_path, speculation, **OPTIONS) as llm:
+        move_to_gpu(llm)
+        answers(llm, heads.make_prompts(), [asking(max_tokens=20, temperature=temperature, seed=1)] * 4)
+        stats = require_drafts(llm, 50)
+    assert stats["num_accepted_tokens"] == stats["num_draft_tokens"]
+
+
 def test_the_longest_answer_fits_with_its_drafts(tmp_path: Path, no_gpu: None) -> None:
-    """Breaks where the places ahead of the last position are looked up in tables without room for them."""
+    """The places ahead are beside the cache that was asked for."""
     model = write_config(tmp_path)
     small = {**OPTIONS, "kv_cache_tokens": 96, "max_model_len": 96}
     for method in ("same", "self"):
@@ -253,6 +305,39 @@ def test_an_mtp_layer_with_latents_and_experts(tmp_path: Path, no_gpu: None, mon
     assert found[0] == found[1] and len(seen) > 40
     for tokens, line in seen[::3]:
         assert line == mtp.draft(model, own, tokens, len(line)) and line
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "mtp"])
+def test_tokens_are_drawn_at_the_positions_that_they_will_have(
+    tmp_path: Path, no_gpu: None, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target draws by row and position: other positions would cost acceptance, and nothing else would tell."""
+    _, speculation = heads.save_target(tmp_path, method)
+    calls: list[tuple[list[int], list[int]]] = []
+    num_checked, draw, end = 0, net_steps.draw_drafts, heads.LineMaker.end
+
+    def note(ops: Any, known: Any, logits: Any, lengths: torch.Tensor, rows: torch.Tensor, chooser: Any) -> Any:
+        calls.append((rows.tolist(), lengths.tolist()))
+        return draw(ops, known, logits, lengths, rows, chooser)
+
+    def compare(self: Any, lines: list[heads.Line]) -> None:
+        nonlocal num_checked
+        for place, (rows, lengths) in enumerate(calls):
+            for line, row, length in zip(lines, rows, lengths):
+                if place < line.most:
+                    assert (row, length) == (line.row.row, line.length + place)
+                    num_checked += 1
+        calls.clear()
+        end(self, lines)
+
+    with heads.open_llm(tmp_path, speculation, **OPTIONS) as llm:
+        move_to_gpu(llm)
+        for module in (net_steps, cuda_heads):
+            monkeypatch.setattr(module, "draw_drafts", note)
+        monkeypatch.setattr(heads.LineMaker, "end", compare)
+        answers(llm, heads.make_prompts(), [asking(max_tokens=16, temperature=1.0, seed=3)] * 4)
+        require_drafts(llm, 30)
+    assert num_checked > 100
 
 
 @pytest.fixture
