@@ -33,14 +33,18 @@ class AlwaysAhead(Always):
         return LENGTH
 
 
+def draft_always(llm: LLM) -> None:
+    scheduler: Any = llm.service.engine.scheduler
+    scheduler._speculation = AlwaysAhead()
+
+
 @contextmanager
 def drafting(folder: Path, speculation: dict[str, Any] | None, **options: Any) -> Iterator[LLM]:
     """An engine whose model drafts in every step."""
     config = None if speculation is None else {**speculation, "num_speculative_tokens": LENGTH}
     with engine(folder, speculative_config=config, max_num_batched_tokens=256, **options) as llm:
         if config is not None:
-            scheduler: Any = llm.service.engine.scheduler
-            scheduler._speculation = AlwaysAhead()
+            draft_always(llm)
         yield llm
 
 
