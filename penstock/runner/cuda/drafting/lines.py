@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.engine.scheduling.speculation import MAX_DRAFT_TOKENS
 from penstock.runner.cpu.draft_lines import Line, LineMaker
 from penstock.runner.cuda.decode_graphs import SampledTokens
 from penstock.sampling.row import Chooser
 
-MAX_LINES = MAX_DRAFT_TOKENS  # of a step: each has one token at least
+MAX_LINES = 32  # of a step; each bucket of them is captured, and with more sequences hardly a draft pays
 
 
 def count_lines(max_num_seqs: int) -> int:
