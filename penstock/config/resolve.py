@@ -9,7 +9,7 @@ from penstock.config.cache_dtypes import AUTO_KV_DTYPE
 from penstock.config.offload import OffloadUse, count_offload, require_gpu, require_host_memory
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
-from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
+from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, REJECTION, parse_speculation
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -25,6 +25,7 @@ CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
+DRAFT_LOGIT_ROWS = 8 * 32  # float32 rows of a drafting model's steps, counted at 16 bits
 INT_LOADING = GIB  # to quantize to integers
 LORA_SHARE = 8  # of the free memory, one part for adapters
 DEFAULT = "default"  # the reason of what nobody set or derived
@@ -55,6 +56,8 @@ class GpuFacts:
     lora_bytes: int = 0  # of an adapter of all linears, for each rank, at 16 bits
     kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
     layer_matrix_bytes: int = 0  # of a layer's largest matrix, or stack of experts, at 16 bits
+    draft_bytes: int = 0  # of a drafting model's own weights, at 16 bits
+    draft_step_bytes: int = 0  # of each token of a step that are kept for it, at 16 bits
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
         return 0
     if config.enable_lora:
         room -= wide * config.max_loras * -(-config.max_lora_rank // LORA_RANK_STEP) * LORA_RANK_STEP * gpu.lora_bytes
+    room -= wide * (gpu.draft_bytes + tokens * gpu.draft_step_bytes)
+    logits += 2 * gpu.vocab_size * DRAFT_LOGIT_ROWS if _drafts_by_model(config) else 0
     captured = 0 if config.enforce_eager else min(tokens, gpu.captured_tokens)  # graphs have memory of their own
     left = room - wide * ((tokens + captured) * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
@@ -191,11 +196,15 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
         raise InvalidConfig(
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
             f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
-            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights, since {words} is {share / GIB:.1f} GiB: raise it, "
-            "end what else holds the GPU's memory, quantize, lower max_num_batched_tokens, or keep more weights in the "
-            "host's memory with cpu_offload_gb"
+            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights{_name_draft(gpu)}, since {words} is "
+            f"{share / GIB:.1f} GiB: raise it, end what else holds the GPU's memory, quantize, lower "
+            "max_num_batched_tokens, or keep more weights in the host's memory with cpu_offload_gb"
         )
     return fit, f"what is left of {words}"
+
+
+def _name_draft(gpu: GpuFacts) -> str:
+    return f" and {gpu.draft_bytes / GIB:.1f} GiB of the drafting model's" if gpu.draft_bytes else ""
 
 
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
@@ -268,8 +277,18 @@ def _aims(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> tuple[boo
     return False, {name: (None, why) for name in left_open}
 
 
+def _drafts_by_model(config: EngineConfig) -> bool:
+    speculation = parse_speculation(config.speculative_config)
+    return speculation is not None and speculation.method in MODEL_METHODS
+
+
 def _require_lines(config: EngineConfig) -> None:
     speculation = parse_speculation(config.speculative_config)
+    if speculation is not None and speculation.verification == REJECTION:
+        raise InvalidConfig(
+            f"speculative_config: verification={REJECTION} draws on the host and cannot be used on a GPU: leave it "
+            "out, or set device=cpu"
+        )
     if speculation is not None and speculation.tree:
         raise InvalidConfig(
             "speculative_config: tree=true cannot be used on a GPU, which verifies lines of draft tokens: leave tree "
@@ -280,12 +299,6 @@ def _require_lines(config: EngineConfig) -> None:
 def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
     is_left_open = gpu is not None and config.speculative_config == AUTO
-    speculation = parse_speculation(config.speculative_config)
-    if gpu is not None and speculation is not None and speculation.method in MODEL_METHODS:
-        raise InvalidConfig(
-            f"speculative_config: method={speculation.method} drafts on a CPU only, and this is {gpu.name}: choose "
-            "ngram or suffix, or set device=cpu"
-        )
     reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
     if not reason or config.speculative_config == OFF:
         return None

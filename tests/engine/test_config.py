@@ -19,6 +19,7 @@ from penstock.config import (
     Resolved,
     resolve,
 )
+from penstock.config.resolve import DRAFT_LOGIT_ROWS
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.ops.triton.tuning import DEQUANTIZE_SCRATCH_BYTES
 
@@ -336,3 +337,24 @@ def test_trees_are_refused_on_a_gpu() -> None:
             with pytest.raises(InvalidConfig, match="tree=true cannot be used on a GPU.*leave tree out"):
                 resolved(on_gpu(), speculative_config=text, deterministic=deterministic)
     assert resolved(on_gpu(), speculative_config='{"tree": false}').speculative_config == '{"tree": false}'
+
+
+def test_a_drafting_model_takes_room_from_a_gpu_s_cache() -> None:
+    """Its weights, the target's features of every token of a step, and its logits."""
+    mtp = '{"method": "mtp"}'
+    facts = on_gpu(draft_bytes=2 * GIB, draft_step_bytes=50_000)
+    plain, other = (
+        resolved(on_gpu(), speculative_config='{"method": "ngram"}'),
+        resolved(facts, speculative_config=mtp),
+    )
+    assert other.device == "cuda" and other.speculative_config == mtp
+    lost = 2 * GIB + 8192 * 50_000 + 2 * 128_000 * DRAFT_LOGIT_ROWS
+    assert (plain.kv_cache_tokens - other.kv_cache_tokens) * 131_072 == pytest.approx(lost, rel=1e-3)
+    with pytest.raises(InvalidConfig, match="beside 16.0 GiB of weights and 110.0 GiB of the drafting model's"):
+        resolved(on_gpu(draft_bytes=110 * GIB), speculative_config=mtp, device="cuda")
+
+
+def test_rejection_sampling_is_refused_on_a_gpu() -> None:
+    text = '{"method": "draft_model", "model": "a", "verification": "rejection"}'
+    with pytest.raises(InvalidConfig, match="verification=rejection draws on the host and cannot be used on a GPU"):
+        resolved(on_gpu(), speculative_config=text)
