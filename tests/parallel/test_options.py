@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.api.ranks.ranks import make_tasks
 from penstock.config import EngineConfig, Facts, resolve
 from penstock.errors import InvalidConfig
 from penstock.models.spec import FAMILIES, spec_from_config
+from penstock.ops import cpu
 from penstock.passes.stages import cut_stages
 from penstock.runner.ranks.layout import RankLayout
 from tests.parallel.processes import ranks_of
@@ -48,6 +51,17 @@ def test_threads_are_shared() -> None:
     settings = resolve(EngineConfig(pipeline_parallel_size=2, tensor_parallel_size=2), FACTS)
     assert settings.threads == 2 and settings.device == "cpu"
     assert resolve(EngineConfig(pipeline_parallel_size=2, nnodes=2), FACTS).threads == 8
+
+
+def test_replicas_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's threads and those of its other ranks, over all replicas, are no more than the cores."""
+    monkeypatch.setattr(cpu, "available_cores", lambda: 8)
+    config = EngineConfig(tensor_parallel_size=2)
+    for num_replicas, threads in ((1, 4), (2, 2), (4, 1), (8, 1)):
+        facts = replace(FACTS, num_replicas=num_replicas)
+        assert resolve(config, facts).threads == threads
+        (task,) = make_tasks(config, "model", 0, ("127.0.0.1", 1), None, num_replicas)
+        assert task.threads == threads
 
 
 @pytest.mark.parametrize(
