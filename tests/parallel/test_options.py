@@ -92,6 +92,16 @@ def test_stages_are_balanced() -> None:
         assert max(map(len, stages)) - min(map(len, stages[:-1])) <= 1
 
 
+def test_stages_of_experts_are_balanced_by_those_chosen() -> None:
+    """A layer of many experts is large, but a token goes through few: it weighs about as much as a dense one."""
+    like, names = FAMILIES["MixtralForCausalLM"].like[0], ["MixtralForCausalLM"]
+    sizes = {"num_local_experts": 64, "num_experts_per_tok": 1, "num_hidden_layers": 2, "tie_word_embeddings": True}
+    mixture = spec_from_config({**like, **sizes, "architectures": names, "vocab_size": 8})
+    dense = spec_from_config({**FAMILIES["LlamaForCausalLM"].like[0], "architectures": ["LlamaForCausalLM"]})
+    layers = (*mixture.layers, *dense.layers[:1] * 6)
+    assert [len(stage) for stage in cut_stages(replace(mixture, layers=layers), 2)] in ([3, 5], [4, 4])
+
+
 def test_places_of_ranks() -> None:
     layout = RankLayout(num_shards=2, num_stages=3, num_nodes=3)
     assert [layout.stage(rank) for rank in range(6)] == [2, 2, 1, 1, 0, 0]

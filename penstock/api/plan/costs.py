@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.cache.group import LAYOUTS
 from penstock.models.decoder import linears
+from penstock.models.experts import Experts
 from penstock.models.spec import ModelSpec
 
 
@@ -52,11 +53,10 @@ def _count_experts(spec: ModelSpec, values: int) -> tuple[float, float]:
     """Return the share of the values that are experts', and the share of experts that a token goes through."""
     of_experts, shares = 0, [1.0]
     for layer in spec.layers:
-        num_experts, num_chosen = (getattr(layer.ffn, name, 0) for name in ("num_experts", "num_chosen"))
-        if num_experts and num_chosen and layer.ffn is not None:
+        if isinstance(layer.ffn, Experts):
             shapes = layer.ffn.parameters()
             of_experts += sum(prod(shape) for name, shape in shapes.items() if "expert" in name and len(shape) > 1)
-            shares.append(num_chosen / num_experts)
+            shares.append(min(1.0, layer.ffn.routing.num_chosen / layer.ffn.num_experts))
     return min(1.0, of_experts / max(1, values)), min(shares)
 
 
