@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 
 NUM_LAYERS, SIZE = 12, 4
 SCRIPT = """
 import json, sys, threading, time
 from pathlib import Path
-import torch
 from penstock.models.files import open_checkpoint
 from penstock.models.spec import spec_from_config
 from penstock.parallel import OneRank
@@ -63,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         vocab_size=1024,
         tie_word_embeddings=True,
     )
-    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(made)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(made)
     return str(made)
 
 
