@@ -27,6 +27,7 @@ from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
 from penstock.errors import InvalidConfig, quote
+from penstock.host.gpus import Sharers
 from penstock.host.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+ALONE = Sharers()
 
 
 @dataclass
@@ -87,10 +89,10 @@ def assemble(
     offline: bool = False,
     with_text: bool = True,
     draft_fn: DraftFunction | None = None,
-    num_replicas: int = 1,
+    sharers: Sharers = ALONE,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it. `num_replicas`
-    engines share the machine."""
+    """Build everything for one model. Without text there is no tokenizer: another process has it. The
+    `sharers` are engines that share machine and GPU."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
@@ -107,13 +109,13 @@ def assemble(
             if asks_for_model(config):  # refuse before a draft model is fetched
                 _resolve_settings(spec, described, config, gpu(), offline)
             draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-            ahead = _compile_ahead(spec, described, config, offline, num_replicas)
+            ahead = _compile_ahead(spec, described, config, offline, sharers)
             resolve_for = partial(_resolve_settings, described=described, config=config, offline=offline)
-            spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, num_replicas=num_replicas)
-            ranks = _make_ranks(config, path, spec, on_failure)
+            spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, sharers=sharers)
+            ranks = _make_ranks(config, path, spec, sharers.machine, on_failure)
             if ranks is not None:
                 room = ranks.gather(described, checkpoint, settings.kv_cache_dtype)
-                spec, settings = resolve_for(spec, gpu=None, num_replicas=num_replicas, room=room)
+                spec, settings = resolve_for(spec, gpu=None, sharers=sharers, room=room)
                 ranks.set_up(spec, settings)
             settings = _tell_idle(settings, config, checkpoint, spec)
             sources.require_drafts(settings)
@@ -140,13 +142,15 @@ def assemble(
     )
 
 
-def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec, on_failure: ExitStack) -> Ranks | None:
+def _make_ranks(
+    config: EngineConfig, path: Path, spec: ModelSpec, num_replicas: int, on_failure: ExitStack
+) -> Ranks | None:
     """Make the other ranks of a model; None if there is one rank only."""
     if count_ranks(config) == 1:
         return None
     from penstock.api.ranks.ranks import Ranks
 
-    ranks = Ranks(config, path, spec)
+    ranks = Ranks(config, path, spec, num_replicas)
     on_failure.callback(ranks.close)
     return ranks
 
@@ -171,7 +175,7 @@ def _resolve_settings(
     gpu: GpuFacts | None,
     offline: bool,
     draft: DraftPart | None = None,
-    num_replicas: int = 1,
+    sharers: Sharers = ALONE,
     room: int | None = None,
 ) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow. `room`: free memory of all machines."""
@@ -186,8 +190,8 @@ def _resolve_settings(
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
-            gpu=None if gpu is None else _share_gpu(gpu, draft, num_replicas),
-            num_replicas=num_replicas,
+            gpu=None if gpu is None else _share_gpu(gpu, draft, sharers.gpu),
+            num_replicas=sharers.machine,
         ),
     )
     if settings.max_model_len != spec.max_model_len:
@@ -195,9 +199,9 @@ def _resolve_settings(
     return keep_layers(spec, settings), settings
 
 
-def _share_gpu(gpu: GpuFacts, draft: DraftPart | None, num_replicas: int) -> GpuFacts:
+def _share_gpu(gpu: GpuFacts, draft: DraftPart | None, num_sharers: int) -> GpuFacts:
     """Facts for one of the engines that share a GPU, with a drafting model in each."""
-    gpu = replace(gpu, total_bytes=gpu.total_bytes // num_replicas)
+    gpu = replace(gpu, total_bytes=gpu.total_bytes // num_sharers)
     if draft is None:
         return gpu
     return replace(gpu, draft_bytes=draft.count_gpu_weights(), draft_step_bytes=draft.count_gpu_features())
@@ -246,7 +250,7 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
 
 
 def _compile_ahead(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, num_replicas: int
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, sharers: Sharers
 ) -> AheadCompiler | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
@@ -264,7 +268,7 @@ def _compile_ahead(
         if seen is None:
             return None
         spec, settings = _resolve_settings(
-            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, num_replicas
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, sharers
         )
         if settings.device != "cuda":
             return None

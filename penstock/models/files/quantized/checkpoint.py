@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.config import Config
-from penstock.models.files.checkpoint import Checkpoint, Format
+from penstock.models.files.checkpoint import Checkpoint, Format, Span
 from penstock.models.files.json_file import quote_name, read_object
 from penstock.models.files.quantized.bitsandbytes import STATE, find_bitsandbytes
 from penstock.models.files.quantized.compressed import find_compressed
@@ -203,6 +203,9 @@ class QuantizedCheckpoint:
             return found
         values, shape = found.widen(), self.matrices[name].shape
         return values.view(shape[0], shape[2], shape[1]).transpose(1, 2) if len(shape) == 3 else values
+
+    def list_spans(self) -> dict[str, Span]:
+        return self.file.list_spans()
 
     def is_packed(self, name: str) -> bool:
         return name in self.matrices and self.matrices[name].is_packed
