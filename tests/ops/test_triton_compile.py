@@ -61,6 +61,7 @@ KERNELS = (
 FP8_KERNELS = (  # not for Ampere
     "_fp8_epilogue",
     "_group_gemm",
+    "_group_gemv",
     "_grouped_group_gemm",
     "_quantize_rows",
     "_widen_groups",

@@ -44,6 +44,7 @@ DEQUANTIZE_SPANS = 128  # spans per program
 DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
 
 # FP8 weights with a scale for each group of inputs: estimated 2026-11-19, not measured yet.
+MAX_GEMV_GROUP = 1024  # inputs; a program of one row reads whole groups
 WIDEN_BLOCK = 1024  # inputs per program
 FP8_GROUP_STAGES = 3  # weight tiles in flight
 MAX_WIDE_BLOCK_ROWS = 32  # of a tile that reads 128 inputs at a time; more leave no shared memory for it

@@ -12,11 +12,13 @@ from torch import Tensor
 from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
 from penstock.ops.matmul.fp8_product import fp8_group_product
 from penstock.ops.matmul.int_product import PANEL
+from penstock.ops.triton.elementwise import activate
 from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.matmul.epilogue import apply_epilogue, epilogue_args
 from penstock.ops.triton.matmul.int_product import finish_splits, scratch
 from penstock.ops.triton.norm import apply_norm
 from penstock.ops.triton.sizes import cdiv, nearest_power_of_2
-from penstock.ops.triton.tuning import MAX_INT_TILE_ROWS, WIDEN_BLOCK, fp8_tile_shape
+from penstock.ops.triton.tuning import MAX_GEMV_GROUP, MAX_INT_TILE_ROWS, WIDEN_BLOCK, fp8_tile_shape, gemv_shape
 
 
 @triton.jit
@@ -99,6 +101,50 @@ def _group_gemm(
 
 
 @triton.jit
+def _group_gemv(
+    x,
+    codes,
+    scales,
+    norm,
+    out,
+    epilogue,
+    num_out,
+    eps,
+    NORMED: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row times OUTPUTS outputs. The norm's factor is applied to the sums, so that x is read once."""
+    n, at, g = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // GROUP)
+    line = tl.minimum(n, num_out - 1)  # beyond the last it is the last once more
+    place = codes + line.to(tl.int64)[:, None] * WIDTH + at[None, :]
+    wait_for_previous(PDL)
+    sums, squares = tl.zeros((OUTPUTS, BLOCK // GROUP), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in tl.static_range(0, WIDTH, BLOCK):
+        inside = start + at < WIDTH
+        w = tl.load(place + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+        group = start // GROUP + g
+        scale = tl.load(
+            scales + group[None, :] * num_out + line[:, None], mask=(group * GROUP < WIDTH)[None, :], other=0.0
+        )
+        values = tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
+        squares += values * values
+        if norm is not None:
+            values *= tl.load(norm + start + at, mask=inside, other=0.0).to(tl.float32)
+        products = tl.reshape(w.to(tl.float32) * values[None, :], (OUTPUTS, BLOCK // GROUP, GROUP))
+        sums += scale * tl.sum(products, 2)
+    y = tl.sum(sums, 1)
+    if NORMED:
+        y *= tl.rsqrt(tl.sum(squares) / WIDTH + eps)
+    y = apply_epilogue(y, y, epilogue, line, None, line, None, num_out, False, KIND, "")
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
+
+
+@triton.jit
 def _widen_groups(codes, scales, out, num_out, width, GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Widen BLOCK inputs of an output."""
     wait_for_previous(PDL)
@@ -124,6 +170,38 @@ def widen_outputs(out: Tensor, codes: Tensor, scale: Tensor, group: int, first: 
         num_warps=4,
         **pdl_options(out),
     )
+
+
+def _multiply_row(
+    x: Tensor, codes: Tensor, scale: Tensor, group: int, epilogue: Epilogue, norm: Tensor | None, eps: float
+) -> Tensor:
+    """Multiply one row; a gate is a kernel of its own."""
+    if epilogue.gated and epilogue.activation is not None:
+        bare = _multiply_row(x, codes, scale, group, Epilogue(epilogue.bias), norm, eps)
+        y = activate(bare, epilogue.activation, gated=True)
+        return y if epilogue.residual is None else epilogue.residual.add_(y)
+    num_out, width = codes.shape
+    out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
+    outputs, block, num_warps = gemv_shape(width, codes.itemsize)
+    _group_gemv[(cdiv(num_out, outputs),)](
+        x,
+        codes,
+        scale,
+        norm,
+        out,
+        epilogue_args(epilogue),
+        num_out,
+        eps,
+        eps > 0,
+        epilogue.activation or "",
+        width,
+        group,
+        outputs,
+        block,
+        num_warps=num_warps,
+        **pdl_options(x),
+    )
+    return out
 
 
 def group_gemm(x: Tensor, codes: Tensor, scale: Tensor, group: int, epilogue: Epilogue, exact: bool = False) -> Tensor:
@@ -179,6 +257,9 @@ def _body(
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
+    is_power = group & group - 1 == 0 and group <= MAX_GEMV_GROUP
+    if x.shape[0] == 1 and x.is_contiguous() and is_power and not (epilogue.gated and epilogue.activation is None):
+        return _multiply_row(x, weight, scale, group, epilogue, norm, eps)
     y = apply_norm(x, norm, eps) if eps > 0 else x
     y = y if y.stride(1) == 1 else y.contiguous()
     if not len(y):
