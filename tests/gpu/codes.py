@@ -25,7 +25,7 @@ from tests.ops.examples.matmul import fp8_groups, int_weight
 from tests.quant import other_writers as others
 from tests.quant import writers
 
-COUNTS = (1, 2, 16, 17, 33, 64, 65, 128, 129, 300)
+COUNTS = (1, 2, 16, 17, 33, 64, 65, 128, 129, 300, 512, 600)
 SHAPES = ((1024, 4096), (4096, 6144))  # inputs and outputs
 FOLDERS = {
     "gptq": others.gptq(4, 128, symmetric=False),
@@ -84,7 +84,7 @@ def deterministic_products_of_fp8_codes(group: int, width: int, num_out: int) ->
     return _require_no_company(scheme, width)
 
 
-@check([(group, num_rows) for group in (32, 64, 128) for num_rows in (1, 5, 64, 128, 200)])
+@check([(group, num_rows) for group in (32, 64, 128) for num_rows in (1, 5, 64, 128, 300, 600)])
 def products_of_fp8_codes(group: int, num_rows: int) -> Figures:
     _need(fp8=True)
     scheme = _floats(group, 2048, 3072, False)

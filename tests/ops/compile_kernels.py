@@ -144,7 +144,7 @@ def _int_products() -> Iterator[dict[str, Any]]:
 
 def _fp8_groups() -> Iterator[dict[str, Any]]:
     """One row, tiles of each number of rows, and more rows than any has; blocks of 128 × 128 and narrower groups."""
-    for num_rows in (1, *INT_TILE_ROWS, 300):
+    for num_rows in (1, *INT_TILE_ROWS, 600):
         for group in (128, 32):
             x = torch.zeros(num_rows, 1024, dtype=torch.bfloat16)
             yield {

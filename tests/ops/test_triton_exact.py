@@ -25,6 +25,7 @@ from penstock.ops.matmul.int_product import int_product  # noqa: E402
 from penstock.ops.matmul.product import product  # noqa: E402
 from penstock.ops.triton import tuning  # noqa: E402
 from penstock.ops.triton.exact import attention as exact_attention  # noqa: E402
+from penstock.ops.triton.exact import fp8_groups as exact_fp8_groups  # noqa: E402
 from penstock.ops.triton.exact import product as exact_product  # noqa: E402
 from tests.ops.check import exact_reference, same_bits  # noqa: E402
 from tests.ops.examples import example_of, examples_of, normal, rows_of  # noqa: E402
@@ -217,14 +218,15 @@ def test_products_of_codes(bits: int, sets: int, gated: bool) -> None:
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("group", [128, 32])
-def test_products_of_8_bit_floats_in_groups(group: int, gated: bool) -> None:
+def test_products_of_8_bit_floats_in_groups(group: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Likewise; the values are those of the widened matrix, and so are the products."""
+    monkeypatch.setattr(exact_fp8_groups, "MAX_FP8_TILE_ROWS", 134)  # a tile and some rows
     dtype = torch.bfloat16 if ON_GPU else torch.float16
     call = product_call(1040 if ON_GPU else 272, 80, gated, dtype, 140)
     call.pop("weight")
     codes, scale = fp8_groups(1, 80, call["x"].shape[1], group)
     given = call | on_device({"weight": codes, "scale": scale, "group": group})
-    check_products(fp8_group_product, given, COUNTS if ON_GPU else (1, 17, 128))
+    check_products(fp8_group_product, given, COUNTS if ON_GPU else (1, 17, 134))
     wide = on_device({"weight": widen_groups(codes, scale, group).to(dtype)})
     residual = call["epilogue"].residual
     again = call["epilogue"]._replace(residual=None if residual is None else residual.clone())

@@ -297,9 +297,9 @@ def test_one_row_by_weights_in_groups(gated: bool, group: int) -> None:
     torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("num_rows", [3, 70, 140])
+@pytest.mark.parametrize("num_rows", [3, 70, 140, 520])
 def test_rows_by_weights_in_groups(num_rows: int) -> None:
-    """A tile in splits, one of more rows, and a widened matrix."""
+    """A tile in splits, one of more rows, two, and a widened matrix."""
     codes, scale = fp8_groups(1, 80, 1072, 64)
     given: dict[str, Any] = {
         "x": normal(2, num_rows, 1072, dtype=torch.float16),

@@ -47,6 +47,7 @@ DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
 MAX_GEMV_GROUP = 1024  # inputs; a program of one row reads whole groups
 WIDEN_BLOCK = 1024  # inputs per program
 FP8_GROUP_STAGES = 3  # weight tiles in flight
+MAX_FP8_TILE_ROWS = 512  # beyond, widening once and cuBLAS take less than widening for every 128 rows
 MAX_WIDE_BLOCK_ROWS = 32  # of a tile that reads 128 inputs at a time; more leave no shared memory for it
 
 # Deterministic GEMM: 2026-11-18, 1 to 256 rows, the 8B's and the 0.6B's matrices.
@@ -256,10 +257,11 @@ def fp8_tile_shape(num_rows: int, group: int, itemsize: int) -> GroupTile:
     rows = next((size for size in INT_TILE_ROWS if size >= num_rows), INT_TILE_ROWS[-1])
     if itemsize == 4:  # no tensor-core instruction
         return GroupTile(64, min(rows, 32), 32, 4, 264)
-    inputs = 128 if rows <= MAX_WIDE_BLOCK_ROWS else 64
+    is_small, is_largest = rows <= MAX_WIDE_BLOCK_ROWS, rows == INT_TILE_ROWS[-1]
+    inputs = 128 if is_small else 64
     while group % inputs:
         inputs //= 2
-    return GroupTile(64, rows, inputs, 4, 528 if rows <= MAX_WIDE_BLOCK_ROWS else 264)
+    return GroupTile(128 if is_largest else 64, rows, inputs, 8 if is_largest else 4, 528 if is_small else 264)
 
 
 class DecodeRead(NamedTuple):

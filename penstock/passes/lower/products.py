@@ -13,7 +13,13 @@ from penstock import layers
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.linear import PANEL
 from penstock.ops.matmul.product import can_defer_norm, is_skinny
-from penstock.ops.triton.tuning import EXACT_TILE_ROWS, INT_TILE_ROWS, MAX_INT_TILE_ROWS, MAX_SKINNY_ROWS
+from penstock.ops.triton.tuning import (
+    EXACT_TILE_ROWS,
+    INT_TILE_ROWS,
+    MAX_FP8_TILE_ROWS,
+    MAX_INT_TILE_ROWS,
+    MAX_SKINNY_ROWS,
+)
 from penstock.passes.lower.stages import Branch, Flow, Product
 from penstock.quant.dense import Dense, Matrix
 from penstock.quant.fp8 import Fp8, Fp8Groups
@@ -86,7 +92,7 @@ KINDS: dict[type, Kind] = {
     Fp8: Kind(lambda s, x, *rest: s.ops.fp8_product(x, s.codes, s.scale, *rest)),
     Fp8Groups: Kind(
         lambda s, x, *rest: s.ops.fp8_group_product(x, s.codes, s.scale, s.group, *rest),
-        row_limits=(*INT_TILE_ROWS[:-1], MAX_INT_TILE_ROWS),
+        row_limits=(*INT_TILE_ROWS, MAX_FP8_TILE_ROWS),
     ),
     Ints: Kind(
         lambda s, x, *rest: s.ops.int_product(x, s.words, s.scales, s.num_out, *rest),

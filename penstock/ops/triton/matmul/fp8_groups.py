@@ -18,7 +18,7 @@ from penstock.ops.triton.matmul.epilogue import apply_epilogue, epilogue_args
 from penstock.ops.triton.matmul.int_product import finish_splits, scratch
 from penstock.ops.triton.norm import apply_norm
 from penstock.ops.triton.sizes import cdiv, nearest_power_of_2
-from penstock.ops.triton.tuning import MAX_GEMV_GROUP, MAX_INT_TILE_ROWS, WIDEN_BLOCK, fp8_tile_shape, gemv_shape
+from penstock.ops.triton.tuning import MAX_FP8_TILE_ROWS, MAX_GEMV_GROUP, WIDEN_BLOCK, fp8_tile_shape, gemv_shape
 
 
 @triton.jit
@@ -75,11 +75,12 @@ def _group_gemm(
     EVEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """OUTPUTS outputs of all rows over one split of the inputs, into sums[split, T, O]."""
+    """OUTPUTS outputs of ROWS rows over one split of the inputs, into sums[split, T, O]."""
     wait_for_previous(PDL)
-    n, r = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # neighbours read the same weights
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     line = tl.minimum(n, num_out - 1)  # beyond the last it is the last once more
-    first = tl.program_id(1) * per_split
+    first = tl.program_id(2) * per_split
     acc = sum_groups(
         codes + line.to(tl.int64) * width,
         scales + line,
@@ -96,7 +97,7 @@ def _group_gemm(
         EVEN,
         x.dtype.element_ty,
     )
-    place = sums + (tl.program_id(1).to(tl.int64) * num_rows + r)[None, :] * num_out + n[:, None]
+    place = sums + (tl.program_id(2).to(tl.int64) * num_rows + r)[None, :] * num_out + n[:, None]
     tl.store(place, acc.to(sums.dtype.element_ty), mask=(n < num_out)[:, None] & (r < num_rows)[None, :])
 
 
@@ -205,16 +206,21 @@ def _multiply_row(
 
 
 def group_gemm(x: Tensor, codes: Tensor, scale: Tensor, group: int, epilogue: Epilogue, exact: bool = False) -> Tensor:
-    """Multiply a few rows on tensor cores, widening in registers; if `exact` each sum is one chain."""
+    """Multiply some rows on tensor cores, widening in registers; if `exact` each sum is one chain."""
     (num_rows, width), num_out = x.shape, len(codes)
     shape = fp8_tile_shape(num_rows, group, x.itemsize)
-    tiles, steps = cdiv(num_out, shape.num_outs), cdiv(width, shape.num_inputs)
-    num_splits = 1 if exact else max(1, min(nearest_power_of_2(shape.num_programs / tiles), steps // 2))
+    row_tiles, tiles, steps = (
+        cdiv(num_rows, shape.num_rows),
+        cdiv(num_out, shape.num_outs),
+        cdiv(width, shape.num_inputs),
+    )
+    wanted = shape.num_programs / (tiles * row_tiles)
+    num_splits = 1 if exact else max(1, min(nearest_power_of_2(wanted), steps // 2))
     per_split = cdiv(steps, num_splits)
     num_splits = cdiv(steps, per_split)
     is_bare = num_splits == 1 and epilogue == NO_EPILOGUE
     sums = torch.empty((num_splits, num_rows, num_out), dtype=x.dtype if is_bare else torch.float32, device=x.device)
-    _group_gemm[(tiles, num_splits)](
+    _group_gemm[(row_tiles, tiles, num_splits)](
         x,
         codes,
         scale,
@@ -264,5 +270,5 @@ def _body(
     y = y if y.stride(1) == 1 else y.contiguous()
     if not len(y):
         return y.new_empty((0, epilogue.num_results(len(weight))))
-    multiply = group_gemm if len(y) <= MAX_INT_TILE_ROWS and y.itemsize == 2 else _widened_gemm
+    multiply = group_gemm if len(y) <= MAX_FP8_TILE_ROWS and y.itemsize == 2 else _widened_gemm
     return multiply(y, weight, scale, group, epilogue)
