@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.api.applied import list_static
+from penstock.api.applied import describe_weights, list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
@@ -31,6 +31,8 @@ from penstock.host.gpus import Sharers
 from penstock.host.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
+from penstock.models.files.quantized.checkpoint import keep_floats
+from penstock.models.load import FP8_CAPABILITY, has_fp8
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
 from penstock.passes.lora_table import LoraTable, make_lora_table
@@ -109,7 +111,7 @@ def assemble(
             if asks_for_model(config):  # refuse before a draft model is fetched
                 _resolve_settings(spec, described, config, gpu(), offline)
             draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-            ahead = _compile_ahead(spec, described, config, offline, sharers)
+            ahead = _compile_ahead(spec, checkpoint, described, config, offline, sharers)
             resolve_for = partial(_resolve_settings, described=described, config=config, offline=offline)
             spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, sharers=sharers)
             ranks = _make_ranks(config, path, spec, sharers.machine, on_failure)
@@ -120,9 +122,7 @@ def assemble(
             settings = _tell_idle(settings, config, checkpoint, spec)
             sources.require_drafts(settings)
             stored = checkpoint.quantization if checkpoint else "dummy"
-            applied = list_static(
-                settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
-            )
+            applied = _list_applied(checkpoint, settings, spec)
             tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
@@ -140,6 +140,12 @@ def assemble(
     return Assembly(
         path, spec, settings, generation, made, engine, stored, num_bytes, grammars, defaults, applied, draft
     )
+
+
+def _list_applied(checkpoint: Checkpoint | None, settings: Resolved, spec: ModelSpec) -> tuple[Applied, ...]:
+    """List the ledger's entries of every request."""
+    stored = describe_weights(checkpoint, settings, has_fp8(torch.device(settings.device)))
+    return list_static(settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
 
 
 def _make_ranks(
@@ -241,8 +247,9 @@ def _gpu(
         return None
     from penstock.runner.cuda.gpu import gpu_facts
 
-    packed_bytes = count_packed_bytes(checkpoint, spec) if checkpoint else 0
-    return replace(gpu_facts(spec, _stored_dtype(described)), packed_bytes=packed_bytes)
+    facts = gpu_facts(spec, _stored_dtype(described))
+    packed_bytes = count_packed_bytes(checkpoint, spec, facts.has_fp8) if checkpoint else 0
+    return replace(facts, packed_bytes=packed_bytes)
 
 
 def _stored_dtype(described: Mapping[str, Any]) -> str:
@@ -250,7 +257,12 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
 
 
 def _compile_ahead(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, sharers: Sharers
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    described: Mapping[str, Any],
+    config: EngineConfig,
+    offline: bool,
+    sharers: Sharers,
 ) -> AheadCompiler | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
@@ -278,6 +290,7 @@ def _compile_ahead(
                 spec.layers,
                 spec.norm,
                 spec.head,
+                checkpoint.quantization if checkpoint else "",
                 replace(
                     settings,
                     kv_cache_tokens=0,
@@ -289,7 +302,9 @@ def _compile_ahead(
                 ),
             )
         )
-        begun = start_compiling(partial(outline, spec, settings, seen.num_sms), wanted, seen, cpu.available_cores())
+        kept = keep_floats(checkpoint) if checkpoint and seen.capability >= FP8_CAPABILITY else checkpoint
+        steps = partial(outline, spec, settings, seen.num_sms, kept)
+        begun = start_compiling(steps, wanted, seen, cpu.available_cores())
         call_aside(hash_compiler)
         return begun
     except Exception as error:
@@ -297,11 +312,11 @@ def _compile_ahead(
         return None
 
 
-def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
-    """The steps of a GPU's engine on the meta device."""
+def outline(spec: ModelSpec, settings: Resolved, num_sms: int, checkpoint: Checkpoint | None = None) -> DecodeGraphs:
+    """The steps of a GPU's engine on the meta device, its matrices stored as the checkpoint's."""
     from penstock.runner.cuda.decode_graphs import make_decode_graphs
 
-    model = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
+    model = load_weights(checkpoint, spec, settings, META, loras=make_table(spec, settings, META))
     assert isinstance(model, Decoder)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     seqs, memory = settings.max_num_seqs, make_memory(1, grouping, settings, META)

@@ -396,6 +396,5 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:
-    """Return True unless quantized matrices are widened: as asked, for a GPU's deterministic products, or to be rounded
-    anew there."""
-    return config.dtype == "auto" and not (on_gpu and (config.deterministic or config.quantization))
+    """Return True unless quantized matrices are widened: as asked, or to be rounded anew on a GPU."""
+    return config.dtype == "auto" and not (on_gpu and config.quantization)
