@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config.cache_dtypes import AUTO_KV_DTYPE
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
-from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
+from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, SpeculativeConfig, parse_speculation
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -272,9 +272,9 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
             "ngram or suffix, or set device=cpu"
         )
     reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
-    if not reason or config.speculative_config == OFF:
+    if not reason or speculation is None:
         return None
-    if config.speculative_config != AUTO:
+    if speculation != SpeculativeConfig():
         raise InvalidConfig(
             f"speculative_config={config.speculative_config} cannot be used: {reason}; leave it out, "
             "answers are the same without"

@@ -19,6 +19,7 @@ from penstock.config import (
     Resolved,
     resolve,
 )
+from penstock.config.speculation import SpeculativeConfig, parse_speculation
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.ops.triton.tuning import DEQUANTIZE_SCRATCH_BYTES
 
@@ -301,3 +302,15 @@ def test_trees_are_refused_on_a_gpu() -> None:
             with pytest.raises(InvalidConfig, match="tree=true cannot be used on a GPU.*leave tree out"):
                 resolved(on_gpu(), speculative_config=text, deterministic=deterministic)
     assert resolved(on_gpu(), speculative_config='{"tree": false}').speculative_config == '{"tree": false}'
+
+
+def test_auto_said_aloud_drafts_on_a_gpu() -> None:
+    """Breaks when `--speculative-config auto` silently means off there; left out, it does, with the reason."""
+    asked = EngineConfig.from_options(speculative_config="auto")
+    said = resolve(asked, on_gpu())
+    assert parse_speculation(said.speculative_config) == SpeculativeConfig()
+    left_out = resolved(on_gpu())
+    assert left_out.speculative_config == "off"
+    assert "drafts must be asked for" in why(left_out)["speculative_config"][1]
+    cannot = resolve(asked, replace(FACTS, no_drafts="a state cannot go back"))
+    assert why(cannot)["speculative_config"] == ("off", "a state cannot go back")

@@ -17,6 +17,10 @@ from penstock.types import Request
 MOST = 6
 
 
+def model_line(count: int, drafter: str = "draft_model") -> tuple[Draft, ...]:
+    return tuple(Draft(7, i - 1, drafter=drafter) for i in range(count))
+
+
 class Machine:
     """Steps of `num_rows` sequences with scripted costs and acceptance."""
 
@@ -33,7 +37,7 @@ class Machine:
         rows, results = [], []
         for count in counts:
             right = next((i for i in range(count) if self.rng.random() >= self.acceptance), count)
-            rows.append(Row(0, 0, 1 + count, Output.SAMPLE, draft=tuple(Draft(7, i - 1) for i in range(count))))
+            rows.append(Row(0, 0, 1 + count, Output.SAMPLE, draft=model_line(count)))
             results.append(RowResult((7,) * right + (8,)))
             self.num_tokens += right + 1
         ahead = self.controller.choose_ahead(self.num_rows)
@@ -85,6 +89,39 @@ def test_many_sequences_share_the_draft_tokens_of_a_step() -> None:
 def test_without_a_drafting_model_nothing_is_asked_for() -> None:
     controller = SpeculationController()
     assert [controller.choose_ahead(1) for _ in range(5)] == [0] * 5
+
+
+@pytest.mark.parametrize("drafter", ["grammar", "prediction", "corpus", "ngram"])
+def test_a_text_s_drafts_say_nothing_about_the_model(drafter: str) -> None:
+    """Breaks when a schema's forced text makes a model that is never right look as if it always were."""
+    machine = Machine()
+    machine.acceptance, machine.draft_s = 0.0, 0.5
+    for _ in range(200):
+        machine.step()
+        row = Row(0, 0, 5, Output.SAMPLE, draft=model_line(4, drafter))
+        result = Result(0, [RowResult((7, 7, 7, 7, 8))], step_s=1.2)
+        machine.controller.note(Plan(0, (row,)), result)
+    ahead = machine.controller.ahead
+    assert sum(ahead._accepted) == 0 and sum(ahead._judged) > 0
+    assert sum(map(bool, machine.run(400))) < 20
+
+
+def test_time_of_rows_that_a_text_drafts_for_is_no_model_s_time() -> None:
+    controller = SpeculationController(MOST)
+    for _ in range(8):
+        rows = (Row(0, 0, 1, Output.SAMPLE), Row(1, 0, 1, Output.SAMPLE))
+        results = [RowResult((7,), draft=model_line(4, "ngram")), RowResult((7,), draft=model_line(4))]
+        controller.note(Plan(0, rows, ahead=4), Result(0, results, step_s=1.0, draft_s=0.1))
+    assert controller.ahead.draft_costs.estimate(2, 8) is None
+
+
+def test_the_price_of_a_draft_is_its_time_in_tokens() -> None:
+    machine = Machine()
+    machine.draft_s = 0.1
+    while not machine.step() or machine.controller.ahead.is_trial:
+        assert machine.controller.ahead.price == 0
+    ahead = machine.lines[0]
+    assert machine.controller.ahead.price == pytest.approx(0.1 * ahead)
 
 
 def test_every_step_has_blocks_for_the_places_ahead() -> None:

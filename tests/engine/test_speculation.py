@@ -128,5 +128,15 @@ def test_drafts_starve_neither_rows_nor_prompts(monkeypatch: pytest.MonkeyPatch)
     assert min(counts) >= 8 and stage.stats.num_accepted_tokens > 20
 
 
+def test_nothing_is_drafted_in_steps_of_more_sequences_than_asked_for() -> None:
+    controller = SpeculationController(max_ahead=4, max_rows=2)
+    assert controller.choose([line(0.9), line(0.9)], 2, 32, False) == [1, 1]
+    assert controller.choose([line(0.9), line(0.9)], 3, 32, False) == [0, 0]
+    for _ in range(8):
+        rows = tuple(Row(i, 5, 1, Output.SAMPLE) for i in range(3))
+        controller.note(Plan(0, rows), Result(0, [7] * 3, step_s=1.0))
+        assert controller.choose_ahead(3) == 0 and controller.min_chance == 1
+
+
 def test_rungs_grow() -> None:
     assert list(RUNGS) == sorted(set(RUNGS)) and RUNGS[0] == 1

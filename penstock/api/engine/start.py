@@ -86,7 +86,7 @@ def start_engine(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=settings.scheduling_policy,
         capacity=settings.capacity,
-        speculation=None if drafters is None else SpeculationController(draft.ahead if draft else 0),
+        speculation=_controller(settings, draft),
         prompt_cap=_prompt_cap(settings),
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
@@ -112,6 +112,13 @@ def start_engine(
     runner.warm()
     settle_collector()
     return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+
+
+def _controller(settings: Resolved, draft: DraftPart | None) -> SpeculationController | None:
+    asked = parse_speculation(settings.speculative_config)
+    if asked is None:
+        return None
+    return SpeculationController(draft.ahead if draft else 0, asked.disable_by_batch_size)
 
 
 def _prompt_cap(settings: Resolved) -> PromptCap | None:

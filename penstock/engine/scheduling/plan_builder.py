@@ -40,7 +40,7 @@ class PlanBuilder:
     def clear(self) -> None:
         self.entries: list[Entry] = []
         self.min_chance: float | None = None
-        self.ahead = 0
+        self.ahead, self.draft_price = 0, 0.0
         self._shared: list[Sequence] = []  # whose new blocks enter the tree with the plan
         self._admissions: list[Admission] = []
         self._num_prompt_rows = self._num_prompt_tokens = 0
@@ -146,6 +146,7 @@ class PlanBuilder:
             tuple(Move(copy.source, copy.target) for copy in copies),
             self.min_chance,
             self.ahead,
+            self.draft_price,
             self.cache.loads.take(self.number),
             saved,
         )

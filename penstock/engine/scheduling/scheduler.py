@@ -162,6 +162,7 @@ class Scheduler:
         if self._speculation is not None:
             self._builder.min_chance = self._speculation.min_chance
             self._builder.ahead = self._speculation.choose_ahead(len(self._builder.entries))
+            self._builder.draft_price = self._speculation.ahead.price
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""

@@ -22,9 +22,10 @@ MIXED_CHANCE = 0.5  # beside a prompt, whose tokens are as dear
 
 
 class SpeculationController:
-    def __init__(self, max_ahead: int = 0) -> None:
-        """`max_ahead`: tokens that a drafting model may go ahead; 0: there is none."""
-        self.costs = StepCosts()
+    def __init__(self, max_ahead: int = 0, max_rows: int | None = None) -> None:
+        """`max_ahead`: tokens that a drafting model may go ahead; 0: there is none. Steps of more than `max_rows`
+        sequences, if given, have no drafts."""
+        self.costs, self._max_rows = StepCosts(), max_rows
         self.ahead = DraftAhead(self.costs, max_ahead, MAX_DRAFT_TOKENS)
         self._num_rows = 0  # of the last step
 
@@ -41,12 +42,17 @@ class SpeculationController:
 
     def choose_ahead(self, num_rows: int) -> int:
         """Return how many tokens a drafting model is to go ahead after a step of `num_rows` sequences."""
-        return self.ahead.choose(num_rows)
+        return 0 if self._has_too_many(num_rows) else self.ahead.choose(num_rows)
+
+    def _has_too_many(self, num_rows: int) -> bool:
+        return self._max_rows is not None and num_rows > self._max_rows
 
     @property
     def min_chance(self) -> float:
         """The least chance at which the next step may want a draft token."""
         rows = self._num_rows
+        if self._has_too_many(rows):
+            return 1.0
         base, more = self.costs.estimate(rows, rows), self.costs.estimate(rows, rows + 1)
         if not rows or base is None or more is None:
             return MIN_CHANCE
@@ -55,6 +61,8 @@ class SpeculationController:
     def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
         """Return how many tokens of each draft to verify in a step of `num_rows` sequences: `room` in all at most, the
         likeliest first, so that none comes without its parent."""
+        if self._has_too_many(num_rows):
+            return [0] * len(drafts)
         ranked = sorted(
             ((-path, index) for index, draft in enumerate(drafts) for path in compute_path_chances(draft)),
             key=lambda one: one[0],

@@ -164,7 +164,7 @@ class NetDrafter(LineDrafter):
         room = self._blocks.count_room(device, until, min(until + plan.ahead, self.net.max_model_len))
         ahead = min(plan.ahead, room - until + 1)
         assert isinstance(device.net, NetRow)
-        return self.lines.begin(row, device, device.net, result, ahead) if ahead > 0 else None
+        return self.lines.begin(row, device, device.net, result, ahead, plan.draft_price) if ahead > 0 else None
 
     def _take_features(
         self, plan: Plan, fed: Sequence[tuple[Row, RunningRow, Line | None, int]], computed: StepOutput
