@@ -9,7 +9,7 @@ import pytest
 from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
 from penstock.engine.plan import Draft, Output, Plan, Result, Row, RowResult
-from penstock.engine.scheduling.draft_ahead import FIRST_REST
+from penstock.engine.scheduling.drafts.ahead import FIRST_REST
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.types import Request

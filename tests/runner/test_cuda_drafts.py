@@ -81,7 +81,8 @@ def test_drafts_are_placed_after_tokens_that_only_the_device_knows_or_refused(tm
 
 def wait_for_drafts(engine: Any) -> None:
     """As `assemble` does for a GPU."""
-    engine.scheduler._exact_starts = True
+    scheduler = engine.scheduler
+    scheduler._exact_starts = scheduler._builder._exact_starts = scheduler._fast_path._exact_starts = True
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
@@ -149,6 +150,30 @@ def test_drafts_of_rows_that_give_way(tmp_path: Path, no_gpu: None) -> None:
         assert answers(other, PROMPTS, params) == expected
         stats = other.stats()
     assert stats["num_preemptions"] > 0 and stats["num_accepted_tokens"] > 20 and not drafting.errors
+
+
+def test_other_rows_go_on_while_one_verifies_drafts(tmp_path: Path, no_gpu: None) -> None:
+    """Only the first prompt is drafted for. Breaks when a draft of one row ends overlap for all."""
+    params = [asking(max_tokens=24) for _ in PROMPTS]
+    with engines(write_config(tmp_path, "LlamaForCausalLM")) as (usual, other):
+        expected = answers(usual, PROMPTS, params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        known = {tuple(prompt): (() if i else found[0][0]) for i, (prompt, found) in enumerate(zip(PROMPTS, expected))}
+        drafting = engine.executor = Drafting(engine.executor, known)
+        beside = 0  # plans that were started while another one verified
+        start = engine.scheduler.schedule
+
+        def schedule() -> Plan | None:
+            nonlocal beside
+            is_verifying = any(row.draft for plan, _ in engine._started for row in plan.rows)
+            plan: Plan | None = start()
+            beside += is_verifying and plan is not None
+            return plan
+
+        engine.scheduler.schedule = schedule
+        assert answers(other, PROMPTS, params) == expected
+        assert other.stats()["num_accepted_tokens"] > 4 and beside > 3 and not drafting.errors
 
 
 @pytest.mark.parametrize("method", ["ngram", "lookahead"])

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
-from penstock.engine.draft_tree import keep_likeliest, take_line
+from penstock.engine.draft_tree import compute_path_chances, keep_likeliest, take_line
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.accounts import Accounts, Entry, Started, Stats
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.capacity import Capacity, Shares
+from penstock.engine.scheduling.drafts.waits import MIN_GAIN
 from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.plan_builder import PlanBuilder
 from penstock.engine.scheduling.policy import make_policy
@@ -52,8 +53,8 @@ class Scheduler:
         exact_starts: bool = False,
     ) -> None:
         """Without a controller, drafts that come with results are verified as they come; without a cap, prompts take
-        what the budget has left. With `exact_starts` the executor knows no count of its own: nothing is planned while
-        drafts are verified, or while some wait and a plan has not ended."""
+        what the budget has left. With `exact_starts` the executor knows no count of its own: a row that has drafts, or
+        whose drafts are verified, waits for its own plans."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -63,9 +64,9 @@ class Scheduler:
         self.roster = Roster(cache, max_num_seqs)
         self._capacity = Capacity(cache, self.roster, max_num_batched_tokens, capacity == "reserve")
         self._shares = Shares(cache, self.roster, self.policy.rank)
-        self._fast_path = DecodeFastPath(cache)
+        self._fast_path = DecodeFastPath(cache, exact_starts)
         self._accounts = Accounts(cache, self.roster, self.stats, self._fast_path)
-        self._builder = PlanBuilder(cache, self.roster, self._capacity, self.stats)
+        self._builder = PlanBuilder(cache, self.roster, self._capacity, self.stats, exact_starts)
         self._preemption = Preemption(cache, self.roster, self._shares, self.policy, self._builder, self.stats)
         self._queue = WaitingQueue(
             cache, self.roster, self._capacity, self._shares, self.policy, self._builder, self._preemption, self.stats
@@ -148,6 +149,7 @@ class Scheduler:
         started = self._builder.build(saves_now=not computes)
         if started is None:
             return None
+        started.was_alone = not self._started
         self._started[started.plan.number] = started
         return started.plan
 
@@ -166,9 +168,9 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""
-        if self._speculation is not None and plan.rows and not result.lost:
-            self._speculation.note(plan, result)
         started = self._started.pop(plan.number)
+        if self._speculation is not None and plan.rows and not result.lost:
+            self._speculation.note(plan, result, started.was_alone)
         if self._prompt_cap is not None and plan.rows and result.error is None and not result.lost:
             num_decode = len(plan.rows) - started.num_prompt_rows
             self._prompt_cap.note(num_decode, started.num_prompt_tokens, result.step_s)
@@ -187,24 +189,26 @@ class Scheduler:
             self._queue.reclaim()
             self._queue.reclaim_slot()
         if self._speculation is not None:
-            self._cut_drafts(self._speculation)
-        if self._exact_starts and self._started and self._has_drafts():
-            return
+            gains = self._list_gains() if self._exact_starts else []
+            are_apart = bool(gains) and not self._speculation.all_wait(len(self.roster.running), gains)
+            if gains and self._started and not are_apart:
+                return
+            self._cut_drafts(self._speculation, MIN_GAIN if are_apart else 0.0)
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
         if self.stats.num_preemptions == preemptions:
             self._queue.admit_all(budget)
 
-    def _has_drafts(self) -> bool:
-        """True if drafts wait or are being verified."""
-        return any(s.draft for s in self.roster.running) or any(
-            entry.row.draft for started in self._started.values() for entry in started.entries
-        )
+    def _list_gains(self) -> list[float]:
+        """List the tokens that drafts promise, those that wait and those that are being verified."""
+        verified = [entry.row.draft for started in self._started.values() for entry in started.entries]
+        drafts = [*(s.draft for s in self.roster.running), *verified]
+        return [sum(compute_path_chances(draft)) for draft in drafts if draft]
 
-    def _cut_drafts(self, speculation: SpeculationController) -> None:
-        """Keep the draft tokens that are worth verifying. They come after one token for every row, and none are kept
-        while blocks are scarce."""
-        running = self.roster.running
+    def _cut_drafts(self, speculation: SpeculationController, min_gain: float) -> None:
+        """Keep the draft tokens that are worth verifying, of rows that are planned now. They come after one token for
+        every row, and none are kept while blocks are scarce, or of a draft that does not promise `min_gain` tokens."""
+        running = [s for s in self.roster.running if not self._builder.must_wait(s)]
         drafting = [s for s in running if s.draft]
         if not drafting:
             return
@@ -216,7 +220,8 @@ class Scheduler:
         is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
         counts = speculation.choose([s.draft for s in drafting], len(running), max(0, room), is_mixed)
         for sequence, count in zip(drafting, counts):
-            sequence.draft = keep_likeliest(sequence.draft, count)
+            kept = keep_likeliest(sequence.draft, count)
+            sequence.draft = kept if not min_gain or sum(compute_path_chances(kept)) > min_gain else []
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from penstock.engine.draft_tree import compute_path_chances
 from penstock.engine.plan import Draft, Plan, Result
-from penstock.engine.scheduling.draft_ahead import DraftAhead
+from penstock.engine.scheduling.drafts.ahead import DraftAhead
+from penstock.engine.scheduling.drafts.waits import DraftWaits
 from penstock.engine.scheduling.step_costs import StepCosts
 
 RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # draft tokens of a step: a runner records each shape of step
@@ -28,9 +29,15 @@ class SpeculationController:
         self.costs, self._max_rows = StepCosts(), max_rows
         self.ahead = DraftAhead(self.costs, max_ahead, MAX_DRAFT_TOKENS)
         self._num_rows = 0  # of the last step
+        self._waits = DraftWaits()
 
-    def note(self, plan: Plan, result: Result) -> None:
+    def all_wait(self, num_rows: int, gains: Sequence[float]) -> bool:
+        """True if no row is to be planned while some verify drafts, on a device that knows no count of its own."""
+        return self._waits.choose(num_rows, gains)
+
+    def note(self, plan: Plan, result: Result, was_alone: bool = True) -> None:
         """Take note of a step's cost. Steps that compute prompts tell what many tokens cost."""
+        self._waits.note(plan, result, was_alone)
         if result.error is not None or result.step_s <= 0:
             return
         self._num_rows = len(plan.rows)
