@@ -19,13 +19,14 @@ from penstock.engine.scheduling.plan_builder import PlanBuilder
 from penstock.engine.scheduling.policy import make_policy
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.roster import Roster
-from penstock.engine.scheduling.speculation import MAX_DRAFT_TOKENS, SpeculationController
+from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidConfig, InvalidRequest
 from penstock.types import Delta, Request
 
 log = logging.getLogger("penstock.engine")
+MIN_SPARE_BLOCKS = 32  # beside those of two steps, for drafts to be verified
 
 
 def list_ready(running: list[Sequence], num_batches: int) -> list[Sequence]:
@@ -215,8 +216,9 @@ class Scheduler:
         for sequence in drafting:
             if not self._builder.can_plan_tree(sequence):
                 sequence.draft = take_line(sequence.draft)
-        is_scarce = self.cache.num_available < 2 * self._capacity.growth() + MAX_DRAFT_TOKENS
-        room = 0 if is_scarce else min(MAX_DRAFT_TOKENS, self.max_num_batched_tokens - len(running))
+        num_blocks = len(self.cache.groups) * sum(1 + len(s.draft) // self.cache.block_size for s in drafting)
+        is_scarce = self.cache.num_available < 2 * self._capacity.growth() + max(MIN_SPARE_BLOCKS, num_blocks)
+        room = 0 if is_scarce else self.max_num_batched_tokens - len(self.roster.running)
         is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
         counts = speculation.choose([s.draft for s in drafting], len(running), max(0, room), is_mixed)
         for sequence, count in zip(drafting, counts):
