@@ -8,7 +8,8 @@ from typing import Any
 from penstock.config.cache_dtypes import AUTO_KV_DTYPE
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
-from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, SpeculativeConfig, parse_speculation
+from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
+from penstock.config.vllm_speculation import SAID_AUTO
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -274,7 +275,7 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
     if not reason or speculation is None:
         return None
-    if speculation != SpeculativeConfig():
+    if config.speculative_config not in (AUTO, SAID_AUTO):
         raise InvalidConfig(
             f"speculative_config={config.speculative_config} cannot be used: {reason}; leave it out, "
             "answers are the same without"

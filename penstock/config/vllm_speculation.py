@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 
 OPTION = "speculative_config"
 OFF, AUTO = "off", "auto"
+SAID_AUTO = "{}"  # all defaults
 OFF_SPELLINGS = (OFF, "none", "null", "false")
 MTP = re.compile(r"[a-z0-9_]+_mtp")  # vLLM has a method for each family's layer: deepseek_mtp, mimo_mtp, …
 NGRAM = ("[ngram]", "ngram", "ngram_gpu")
@@ -54,8 +55,8 @@ LIMITED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def spell_option(given: Any) -> Any:
-    """Return the option in its own spelling: `off` for none, and JSON for `auto` where a user says it, which asks for
-    drafts on a GPU too."""
+    """Return the option in its own spelling: `off` for none, and SAID_AUTO for `auto`, since a user who says it asks
+    for drafts on a GPU too."""
     if isinstance(given, Mapping):
         return json.dumps(dict(given), default=str)
     if given is None or given is False:
@@ -63,7 +64,7 @@ def spell_option(given: Any) -> Any:
     text = given.strip() if isinstance(given, str) else given
     if isinstance(text, str) and text.lower() in OFF_SPELLINGS:
         return OFF
-    return json.dumps({"method": AUTO}) if text == AUTO else text
+    return SAID_AUTO if text == AUTO else text
 
 
 def port_fields(given: Mapping[str, Any]) -> dict[str, Any]:

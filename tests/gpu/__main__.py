@@ -32,6 +32,7 @@ def load() -> dict[str, object]:
         adapters,
         captured,
         choices,
+        drafts,
         encoders,
         exact,
         experts,
