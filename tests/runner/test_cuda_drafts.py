@@ -13,12 +13,13 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
+from penstock import StructuredOutputsParams  # noqa: E402
 from penstock.config.speculation import SpeculativeConfig  # noqa: E402
 from penstock.draft.drafters import make_drafters  # noqa: E402
 from penstock.engine.plan import Draft, Plan, Result, RowResult  # noqa: E402
 from penstock.engine.scheduling.speculation import SpeculationController  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
-from tests.llm.tiny import write_config  # noqa: E402
+from tests.llm.tiny import write_config, write_tokenizer  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
@@ -191,3 +192,41 @@ def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None, method:
         assert answers(other, prompts, params) == expected
         stats = other.stats()
     assert stats["num_accepted_tokens"] > 5 and stats["num_failed_steps"] == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"first name": {"type": "integer"}, "second name": {"type": "boolean"}},
+    "required": ["first name", "second name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_text_that_a_grammar_forces_is_drafted(tmp_path: Path, no_gpu: None, is_deterministic: bool) -> None:
+    """A schema's keys come several tokens at a time, verified by the host; with penalties, too. With
+    deterministic kernels the device samples every token, so there are none."""
+    write_tokenizer(tmp_path)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_k": 1, "temperature": 0.9, "seed": 3},
+        {"presence_penalty": 0.4, "logprobs": 1},
+        {},
+    ]
+    form = StructuredOutputsParams(json=SCHEMA)
+    params = [asking(max_tokens=200, ignore_eos=False, structured_outputs=form, **kind) for kind in kinds]
+    params[-1] = asking(max_tokens=30)  # beside them, one that drafts nothing
+    folder = write_config(tmp_path, vocab_size=320, max_position_embeddings=512)
+    with engines(folder, skip_tokenizer_init=False) as (usual, other):
+        expected = answers(usual, PROMPTS[:4], params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        engine.executor.deterministic = is_deterministic
+        engine.executor.rows.drafters = make_drafters(SpeculativeConfig("auto"))
+        engine.scheduler._speculation = SpeculationController()
+        engine.scheduler._speculation._count_paying = lambda paths, num_rows: len(paths)
+        assert answers(other, PROMPTS[:4], params) == expected
+        stats = other.stats()
+    assert stats["num_failed_steps"] == 0
+    drafted, accepted = (stats.get(f"num_{kind}_tokens_of_grammar", 0) for kind in ("draft", "accepted"))
+    assert drafted == 0 if is_deterministic else accepted == drafted > 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,7 +108,9 @@ def test_drafts_keep_every_bit(on_device: None, tmp_path: Path) -> None:
         expected = alone(llm, PROMPTS, params)
         engine: Any = llm.service.engine
         wait_for_drafts(engine)
-        known = {tuple(prompt): answer[0] for prompt, answer in zip(PROMPTS, expected)}
+        known: dict[tuple[int, ...], Sequence[int]] = {
+            tuple(prompt): answer[0] for prompt, answer in zip(PROMPTS, expected)
+        }
         drafting = engine.executor = Drafting(engine.executor, known)
         assert alone(llm, PROMPTS, params) == expected
         llm.reset_prefix_cache()

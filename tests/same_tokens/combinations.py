@@ -14,6 +14,7 @@ SAME = "same"  # as without drafts, bit for bit; drafts are verified
 NONE = "no drafts"  # works, and drafts nothing
 REFUSED = "refused"  # if asked for; off otherwise
 DEVICE = "on the device"  # drafts are verified there
+HOST = "on the host"  # so are these
 
 TEXT_DRAFTERS = ("ngram", "suffix", "prediction", "lookahead", "corpus", "draft_fn", "grammar", "tree")
 MODEL_DRAFTERS = ("draft_model", "self", "medusa", "eagle", "eagle3", "mtp")
@@ -52,7 +53,7 @@ EXCEPTIONS = {
     **{(drafter, "embedding models"): REFUSED for drafter in DRAFTERS},
     **{(drafter, "GPU"): DEVICE for drafter in TEXT_DRAFTERS},
     **{(drafter, "GPU"): REFUSED for drafter in MODEL_DRAFTERS},
-    ("grammar", "GPU"): NONE,
+    ("grammar", "GPU"): HOST,
     ("tree", "GPU"): REFUSED,
 }
 

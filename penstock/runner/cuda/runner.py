@@ -189,7 +189,7 @@ class CudaRunner:
         devices = self.rows.of(plan)
         drafters = self.rows.drafters
         if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
-            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance)
+            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance, self.deterministic)
         if all(_is_single(row) for row in plan.rows):
             self._run_decode(plan, devices, ticket)
         else:
