@@ -40,6 +40,9 @@ MAX_INT_TILE_ROWS = 128  # beyond, dequantize and call cuBLAS; half as many for 
 MIN_LARGE_WEIGHT = 1 << 24  # values; smaller weights make too few 256-wide tiles
 MIN_WIDE_TILE_OUTPUTS = 4096  # outputs; fewer make too few 128-wide tiles
 INT_STAGES = 3  # weight tiles in flight
+MAX_INT_GEMV_VALUES = 1 << 24  # of a weight; beyond, one row is multiplied by integer dot products: 2026-11-19
+MIN_MANY_DOT_OUTPUTS = 8192
+DOT_GROUPS = 16  # groups of 32 inputs that a program quantizes: 2026-11-19
 DEQUANTIZE_SPANS = 128  # spans per program
 DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
 
@@ -57,9 +60,9 @@ MAX_GROUPED_GEMV_PAIRS = 64  # with a program for each; beyond, rows of one matr
 MAX_READ_AGAIN = 1.25  # times the matrices that rows choose by chance may be read for want of sharing
 GROUPED_TILE_ROWS = (16, 32, 64, 128)
 
-# Adapters: estimated 2026-11-19, not measured yet.
+# Adapters: 2026-11-19, 8B, rank 16 on all linears.
 LORA_TILE_OUTPUTS = 64
-MAX_LORA_SPLITS = 8  # of the inputs, so that a few rows occupy more than a few SMs
+MAX_LORA_SPLITS = 16  # of the inputs, side by side for a few rows: else they would occupy a few SMs
 MAX_FEW_LORA_ROWS, LORA_TILE_ROWS = 256, (16, 64)  # rows of a step up to which tiles have few rows
 
 # Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
@@ -127,6 +130,15 @@ def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:
     return 2, block, 8
 
 
+def grouped_gemv_shape(width: int, itemsize: int, is_gated: bool) -> tuple[int, int, int]:
+    """Return outputs, inputs and warps of a program that multiplies one row with a part of its expert. 2026-11-19, 768
+    and 2048 inputs."""
+    if is_gated and itemsize == 2:
+        return 1, min(1024, 1 << max(0, width - 1).bit_length()), 4
+    num_outs, block, num_warps = gemv_shape(width, itemsize)
+    return max(1, num_outs // 2) if is_gated else num_outs, block, num_warps
+
+
 class GemmTile(NamedTuple):
     """The shape of a program whose sums are chains (`sum_chain`)."""
 
@@ -179,6 +191,14 @@ def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_sme
     return GemmTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
 
 
+def lora_split(width: int, block: int) -> tuple[int, int]:
+    """Return how many inputs a split has, in whole blocks, and how many splits there are. They set the order of sums,
+    so the number of rows must not matter. 2026-11-19."""
+    num_splits = max(1, min(MAX_LORA_SPLITS, width // (2 * block)))
+    share = -(-width // (num_splits * block)) * block
+    return share, -(-width // share)
+
+
 def lora_tile_rows(num_rows: int) -> int:
     """Return the rows of a tile with one adapter. 2026-11-19, not measured yet."""
     return LORA_TILE_ROWS[num_rows > MAX_FEW_LORA_ROWS]
@@ -211,6 +231,26 @@ def int_gemv_shape(num_units: int, num_out: int) -> tuple[int, int]:
     if num_units <= 256:
         return rows, 1 << max(0, num_units - 1).bit_length()
     return rows, 64 if num_units % 128 and num_units <= 1024 else 128
+
+
+class DotShape(NamedTuple):
+    """The shape of a program of integer dot products."""
+
+    has_two_panels: bool  # of 8 outputs, or 8 gates and their ups
+    num_pairs: int  # of groups of inputs, at a time
+    num_warps: int
+
+
+def int_dot_shape(num_out: int, num_pairs: int, bits: int, is_gated: bool) -> DotShape:
+    """Return the shape for so many outputs and pairs of groups. 2026-11-19, the 8B's matrices."""
+    if num_out >= MIN_MANY_DOT_OUTPUTS:
+        has_two, pairs, num_warps = True, 8, 4
+    elif num_out > MIN_WIDE_TILE_OUTPUTS:
+        has_two, pairs, num_warps = bits == 8, 16, 8
+    else:
+        has_two, pairs, num_warps = True, 32, 8
+    pairs = min(pairs, 1 << max(0, num_pairs - 1).bit_length())
+    return DotShape(has_two or is_gated, pairs, num_warps)
 
 
 def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, int, int, int]:
