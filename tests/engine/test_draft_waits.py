@@ -126,3 +126,16 @@ def test_a_draft_must_be_worth_the_step_that_its_row_misses() -> None:
     (sequence,) = [s for s in device.scheduler.roster.running if s.request.id == "drafts"]
     sequence.draft = list(LINE[:1])  # 0.9
     assert not device.start()["drafts"].draft
+
+
+def test_a_draft_that_does_not_pay_makes_nobody_wait() -> None:
+    """Breaks when rows wait for a draft that the controller then drops: random text would lose its overlap."""
+    device = Device(speculation=SpeculationController())
+    controller: Any = device.scheduler._speculation
+    controller.choose = lambda drafts, num_rows, room, is_mixed: [0] * len(drafts)
+    device.start()
+    device.end(drafts=False)
+    for _ in range(6):
+        assert set(device.start()) == set(device.start()) == {"drafts", "plain"}
+        device.end(drafts=True)
+        device.end(drafts=True)

@@ -190,26 +190,32 @@ class Scheduler:
             self._queue.reclaim()
             self._queue.reclaim_slot()
         if self._speculation is not None:
-            gains = self._list_gains() if self._exact_starts else []
-            are_apart = bool(gains) and not self._speculation.all_wait(len(self.roster.running), gains)
-            if gains and self._started and not are_apart:
+            self._cut_drafts(self._speculation)
+            if self._exact_starts and self._must_all_wait(self._speculation):
                 return
-            self._cut_drafts(self._speculation, MIN_GAIN if are_apart else 0.0)
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
         if self.stats.num_preemptions == preemptions:
             self._queue.admit_all(budget)
 
-    def _list_gains(self) -> list[float]:
-        """List the tokens that drafts promise, those that wait and those that are being verified."""
+    def _must_all_wait(self, speculation: SpeculationController) -> bool:
+        """True if nothing is to be planned before a plan ends, since drafts wait or are being verified. Where rows wait
+        for their own plans alone, drafts that are not worth that are dropped."""
+        drafting = [s for s in self.roster.running if s.draft]
         verified = [entry.row.draft for started in self._started.values() for entry in started.entries]
-        drafts = [*(s.draft for s in self.roster.running), *verified]
-        return [sum(compute_path_chances(draft)) for draft in drafts if draft]
+        gains = [sum(compute_path_chances(draft)) for draft in [*(s.draft for s in drafting), *verified] if draft]
+        if not gains:
+            return False
+        if speculation.all_wait(len(self.roster.running), gains):
+            return bool(self._started)
+        for sequence, gain in zip(drafting, gains):
+            sequence.draft = sequence.draft if gain > MIN_GAIN else []
+        return False
 
-    def _cut_drafts(self, speculation: SpeculationController, min_gain: float) -> None:
-        """Keep the draft tokens that are worth verifying, of rows that are planned now. They come after one token for
-        every row, and none are kept while blocks are scarce, or of a draft that does not promise `min_gain` tokens."""
-        running = [s for s in self.roster.running if not self._builder.must_wait(s)]
+    def _cut_drafts(self, speculation: SpeculationController) -> None:
+        """Keep the draft tokens that are worth verifying. They come after one token for every row, and none are kept
+        while blocks are scarce."""
+        running = self.roster.running
         drafting = [s for s in running if s.draft]
         if not drafting:
             return
@@ -218,12 +224,11 @@ class Scheduler:
                 sequence.draft = take_line(sequence.draft)
         num_blocks = len(self.cache.groups) * sum(1 + len(s.draft) // self.cache.block_size for s in drafting)
         is_scarce = self.cache.num_available < 2 * self._capacity.growth() + max(MIN_SPARE_BLOCKS, num_blocks)
-        room = 0 if is_scarce else self.max_num_batched_tokens - len(self.roster.running)
+        room = 0 if is_scarce else self.max_num_batched_tokens - len(running)
         is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
         counts = speculation.choose([s.draft for s in drafting], len(running), max(0, room), is_mixed)
         for sequence, count in zip(drafting, counts):
-            kept = keep_likeliest(sequence.draft, count)
-            sequence.draft = kept if not min_gain or sum(compute_path_chances(kept)) > min_gain else []
+            sequence.draft = keep_likeliest(sequence.draft, count)
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""
