@@ -34,6 +34,7 @@ def load() -> dict[str, object]:
         choices,
         codes,
         draft_models,
+        drafts,
         encoders,
         exact,
         experts,

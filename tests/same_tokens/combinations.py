@@ -16,6 +16,7 @@ SAME = "same"  # as without drafts, bit for bit; drafts are verified
 NONE = "no drafts"  # works, and drafts nothing
 REFUSED = "refused"  # if asked for; off otherwise
 DEVICE = "on the device"  # drafts are verified there
+HOST = "on the host"  # so are these
 
 TEXT_DRAFTERS = ("ngram", "suffix", "prediction", "lookahead", "corpus", "draft_fn", "grammar", "tree")
 MODEL_DRAFTERS = ("draft_model", "self", "medusa", "eagle", "eagle3", "mtp")
@@ -39,7 +40,9 @@ COLUMNS = (
     "preemption",
     "int8 KV cache",
     "int8 KV cache but for a layer",
+    "int4 KV cache",
     "latent attention",
+    "experts",
     "LoRA adapters",
     "beams",
     "GPU",
@@ -51,7 +54,7 @@ EXCEPTIONS = {
     **{(drafter, "recurrent models"): REFUSED for drafter in DRAFTERS},
     **{(drafter, "embedding models"): REFUSED for drafter in DRAFTERS},
     **{(drafter, "GPU"): DEVICE for drafter in DRAFTERS},
-    ("grammar", "GPU"): NONE,
+    ("grammar", "GPU"): HOST,
     ("tree", "GPU"): REFUSED,
 }
 
