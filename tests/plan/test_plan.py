@@ -67,6 +67,29 @@ def test_bytes_on_an_h200(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "all_gb", "one_gb", "many_gb", "values"),
+    [("qwen3-30b-a3b", 59.8, 5.46, 52.5, 2.73e9), ("deepseek-v2-lite", 30.6, 4.48, 29.3, 2.24e9)],
+)
+def test_bytes_of_experts(name: str, all_gb: float, one_gb: float, many_gb: float, values: float) -> None:
+    """All layers' bytes, those that 1 and 32 tokens meet, and what a token is multiplied with: as in decision 0050."""
+    subject, config = Subject(SHAPES[name], None), EngineConfig(max_model_len=4096)
+    found = make_plan(subject, config, find_gpu("H200"), Wish(1, 128, 256), is_timed=False)
+    matrices = Matrices.of(found.fit.model)
+    counted = [matrices.layer_bytes, matrices.touched_bytes(1), matrices.touched_bytes(32)]
+    assert [count / 1e9 for count in counted] == pytest.approx([all_gb, one_gb, many_gb], rel=0.005)
+    assert matrices.used_values() == pytest.approx(values, rel=0.005)
+    rope = 0.03e9  # tables, and the embedding beside the head
+    assert found.fit.memory.weights - matrices.layer_bytes - 2 * matrices.head_bytes < rope
+    assert found.speed is not None and found.speed.bound["reading weights"] > 0.5
+
+
+def test_bytes_of_quantized_experts() -> None:
+    subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=4096, quantization="int4")
+    matrices = Matrices.of(make_plan(subject, config, find_gpu("H200"), Wish(1), is_timed=False).fit.model)
+    assert matrices.touched_bytes(1) / matrices.used_values() == pytest.approx(matrices.layer_bytes / 29.9e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("name", "options"),
     [
         ("gemma3-270m", {}),

@@ -42,8 +42,8 @@ class Roofline:
     def _weights(self, tokens: float, logits: float) -> tuple[float, float]:
         """Return the seconds of reading matrices and of multiplying with them."""
         each, device = self._matrices, self._device
-        num_bytes = each.layer_bytes * each.touch_share(tokens) + (each.head_bytes if logits else 0)
-        layers = 2.0 * each.layer_values * each.use_share() * tokens / self._layer_ops_s
+        num_bytes = each.touched_bytes(tokens) + (each.head_bytes if logits else 0)
+        layers = 2.0 * each.used_values() * tokens / self._layer_ops_s
         read_s = (num_bytes + tokens * each.row_bytes) / device.bytes_s
         return read_s, layers + 2.0 * each.head_values * logits / device.ops_s
 
