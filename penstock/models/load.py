@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.ops.matmul.packed import GROUP
 from penstock.quant.coded import Coded
-from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
+from penstock.quant.ints import BLOCK, QUANTIZERS, quantize, round_to_ints
 from penstock.quant.mapped import find_folder, spill
 from penstock.quant.packed import Packed
 from penstock.quant.permuted import pack_in_order
@@ -45,6 +45,7 @@ ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an err
 ABSORBED = ".attention.kv_b.weight"  # multiplied head by head, one half of it transposed
 KEPT_WIDE = (*ROUTING, ABSORBED)  # matrices that no quantization rounds
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
+ITEM_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in STORED}
 PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
 
 
@@ -238,16 +239,54 @@ def storage(
     return hold
 
 
-def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | None) -> Path | None:
-    """Return the folder that experts are moved to, beside the checkpoint; None if the model fits in memory."""
-    if checkpoint is None or all(merge.num_matrices == 1 for merge in spec.merges().values()):
+def count_held_bytes(checkpoint: Checkpoint, spec: ModelSpec, sources: Sources, options: Options) -> int:
+    """Count the bytes of a model, or of a rank's part, as a CPU holds it. Matrices that stay as the file codes them are
+    taken to share evenly what other tensors leave of the file."""
+    held = {name: shape for name, shape in spec.parameters().items() if spec.holds(name)}
+    coded, total = 0, 0
+    for name, shape in held.items():
+        tensors = [source.tensor for source in sources.get(name, ())]
+        if len(shape) < 2:
+            total += 4 * prod(shape)
+        elif options.dtype is None and tensors and all(map(checkpoint.is_packed, tensors)):
+            coded += prod(shape)
+        elif (kind := options.find_kind(name, shape[-1])) is not None:
+            total += prod(shape[:-1]) * -(-shape[-1] // BLOCK) * QUANTIZERS[kind][1]
+        else:
+            total += prod(shape) * (options.dtype.itemsize if options.dtype else _item_bytes(checkpoint, tensors))
+    return total + (int(coded * _bytes_per_code(checkpoint)) if coded else 0)
+
+
+def _item_bytes(checkpoint: Checkpoint, tensors: list[str]) -> int:
+    return max((ITEM_BYTES.get(checkpoint.dtype(tensor), 4) for tensor in tensors), default=4)
+
+
+def _bytes_per_code(checkpoint: Checkpoint) -> float:
+    """Return the mean bytes of a value that the file holds in codes."""
+    coded, others = 0, 0
+    for name in checkpoint.names():
+        count = prod(checkpoint.shape(name))
+        if checkpoint.is_packed(name):
+            coded += count
+        else:
+            others += count * _item_bytes(checkpoint, [name])
+    return max(0, checkpoint.num_bytes - others) / max(1, coded)
+
+
+def find_spill(checkpoint: Checkpoint, spec: ModelSpec, sources: Sources, options: Options) -> Path | None:
+    """Return the folder that experts are moved to; None if the model fits in memory, or has none."""
+    if all(merge.num_matrices == 1 for merge in spec.merges().values()):
         return None
-    needed: float = itemsize * spec.num_parameters if itemsize else checkpoint.num_bytes
-    if itemsize is None and spec.cuts is not None:
-        needed *= spec.num_parameters / spec.cuts.whole.num_parameters
-    if needed < SPILLING_SHARE * free_memory_bytes():
+    needed, free = count_held_bytes(checkpoint, spec, sources, options), free_memory_bytes()
+    if needed < SPILLING_SHARE * free:
         return None
-    return find_folder(checkpoint.path)
+    folder, tried = find_folder(checkpoint.path)
+    if folder is None:
+        raise InvalidModel(
+            f"the model needs {needed / (1 << 30):.1f} GiB of {free / (1 << 30):.1f} that are free, and there is no "
+            f"disk for its experts ({tried}): set TMPDIR to a folder on a disk"
+        )
+    return folder
 
 
 def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
@@ -316,8 +355,9 @@ def load_model(
             pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
     ops = finish.ops if finish else OpTable("cpu" if device.type == "cpu" else "cuda")
     on_cpu = device.type == "cpu"
-    spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
-    options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
+    options = Options(dtype, quantization, rounded, not on_cpu, device)
+    if on_cpu and checkpoint is not None:
+        options = replace(options, spills_to=find_spill(checkpoint, spec, sources, options))
     kept_as = requantize_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
     hold = storage(ops, take_kept, options, kept_as, sources, cuts)
     if progress:

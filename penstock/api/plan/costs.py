@@ -12,7 +12,6 @@ from penstock.models.decoder import linears
 from penstock.models.latent import LatentAttentionSpec
 from penstock.models.spec import ModelSpec
 from penstock.passes.outline import tensors_of
-from penstock.quant.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Matrices:
         )
 
 
-def _count_values(scheme: Scheme) -> int:
-    return scheme.num_out * scheme.num_in
+def _count_values(scheme: Any) -> int:
+    return int(scheme.num_out * scheme.num_in)
 
 
 def _count_experts(ffn: layers.Experts) -> ExpertStacks:
