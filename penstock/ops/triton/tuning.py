@@ -57,9 +57,9 @@ MAX_GROUPED_GEMV_PAIRS = 64  # with a program for each; beyond, rows of one matr
 MAX_READ_AGAIN = 1.25  # times the matrices that rows choose by chance may be read for want of sharing
 GROUPED_TILE_ROWS = (16, 32, 64, 128)
 
-# Adapters: estimated 2026-11-19, not measured yet.
+# Adapters: 2026-11-19, 8B, rank 16 on all linears.
 LORA_TILE_OUTPUTS = 64
-MAX_LORA_SPLITS = 8  # of the inputs, so that a few rows occupy more than a few SMs
+MAX_LORA_SPLITS = 16  # of the inputs, side by side for a few rows: else they would occupy a few SMs
 MAX_FEW_LORA_ROWS, LORA_TILE_ROWS = 256, (16, 64)  # rows of a step up to which tiles have few rows
 
 # Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
@@ -177,6 +177,14 @@ def grouped_tile(num_pairs: int, num_matrices: int, itemsize: int, has_large_sme
     if rows < GROUPED_TILE_ROWS[-1]:
         return GemmTile(128, rows, inputs, 4, 4 if has_large_smem else 3)
     return GemmTile(128, rows, inputs, 8, 4 if has_large_smem else 2)
+
+
+def lora_split(width: int, block: int) -> tuple[int, int]:
+    """Return how many inputs a split has, in whole blocks, and how many splits there are. They set the order of sums,
+    so the number of rows must not matter. 2026-11-19."""
+    num_splits = max(1, min(MAX_LORA_SPLITS, width // (2 * block)))
+    share = -(-width // (num_splits * block)) * block
+    return share, -(-width // share)
 
 
 def lora_tile_rows(num_rows: int) -> int:

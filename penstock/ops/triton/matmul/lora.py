@@ -11,10 +11,10 @@ from torch import Tensor
 
 from penstock.ops.matmul.lora_stacks import AdapterRows, LoraStacks, add_lora_columns, add_lora_stacks
 from penstock.ops.triton.experts.sort import SortedPairs, sort_pairs
-from penstock.ops.triton.launch import dot_precision, pdl_options, wait_for_previous
+from penstock.ops.triton.launch import dot_precision, has_large_smem, pdl_options, wait_for_previous
 from penstock.ops.triton.matmul.chain import sum_chain
 from penstock.ops.triton.sizes import cdiv, power_of_2
-from penstock.ops.triton.tuning import LORA_TILE_OUTPUTS, MAX_LORA_SPLITS, lora_tile_rows
+from penstock.ops.triton.tuning import LORA_TILE_OUTPUTS, MAX_FEW_LORA_ROWS, lora_split, lora_tile_rows
 
 
 class Adapters(NamedTuple):
@@ -41,12 +41,15 @@ def _shrink(
     OUTS: tl.constexpr,
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """inner[split, T, P · R] = scale · a · x over SHARE of the inputs, for rows of one adapter."""
+    """inner[split, T, P · R] = scale · a · x for rows of one adapter, over SHARE of the inputs or, one after the other,
+    over SPLITS such shares: the same sums in the same order."""
     wait_for_previous(PDL)
     tile, split = tiles + 3 * tl.program_id(0), tl.program_id(2)
     slot, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -54,21 +57,25 @@ def _shrink(
         r, n = tl.arange(0, ROWS), tl.program_id(1) * OUTS + tl.arange(0, OUTS)
         row = tl.load(order + first + r, mask=r < count, other=0).to(tl.int64)
         own = slot.to(tl.int64) * num_inner + tl.minimum(n, num_inner - 1)
-        sums = sum_chain(
-            adapters.a + own * width + split * SHARE,
-            x + row * x_row + split * SHARE,
-            r < count,
-            tl.minimum(width - split * SHARE, SHARE),
-            OUTS,
-            ROWS,
-            BLOCK,
-            EVEN,
-            2,
-            PRECISION,
-        )
-        sums *= tl.load(adapters.scales + own // RANK)[:, None]
+        scale = tl.load(adapters.scales + own // RANK)[:, None]
+        total = tl.zeros((OUTS, ROWS), tl.float32)
+        for i in range(SPLITS):
+            first_input = (split * SPLITS + i) * SHARE
+            sums = sum_chain(
+                adapters.a + own * width + first_input,
+                x + row * x_row + first_input,
+                r < count,
+                tl.minimum(width - first_input, SHARE),
+                OUTS,
+                ROWS,
+                BLOCK,
+                EVEN,
+                STAGES,
+                PRECISION,
+            )
+            total += sums * scale
         place = inner + (split.to(tl.int64) * num_rows + row)[None, :] * num_inner + n[:, None]
-        tl.store(place, sums, mask=(r < count)[None, :] & (n < num_inner)[:, None])
+        tl.store(place, total, mask=(r < count)[None, :] & (n < num_inner)[:, None])
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -161,12 +168,11 @@ def _body(x: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tenso
     x = (x if x.stride(1) == 1 else x.contiguous()).to(weights.a.dtype)
     tile_rows, num_inner = lora_tile_rows(num_rows), weights.a.shape[1]
     block = 128 if x.itemsize == 2 else 32
-    num_splits = min(MAX_LORA_SPLITS, cdiv(width, 8 * block))
-    share = cdiv(cdiv(width, num_splits), block) * block
-    num_splits = cdiv(width, share)
-    inner = torch.empty((num_splits, num_rows, num_inner), device=x.device)
+    share, num_splits = lora_split(width, block)
+    num_side_by_side = num_splits if num_rows <= MAX_FEW_LORA_ROWS else 1
+    inner = torch.empty((num_side_by_side, num_rows, num_inner), device=x.device)
     order, tiles = _sort(rows, len(weights.a), tile_rows)
-    _shrink[(len(tiles), cdiv(num_inner, 16), num_splits)](
+    _shrink[(len(tiles), cdiv(num_inner, 16), num_side_by_side)](
         x,
         _adapters(weights),
         order,
@@ -180,8 +186,10 @@ def _body(x: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tenso
         16,
         tile_rows,
         share,
+        num_splits // num_side_by_side,
         block,
         width % block == 0,
+        4 if has_large_smem(x.device) else 2,
         dot_precision(weights.a.dtype),
         num_warps=4,
         enable_fp_fusion=False,
