@@ -11,7 +11,7 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
-from penstock import LLM, LoRARequest, SamplingParams  # noqa: E402
+from penstock import LLM, SamplingParams  # noqa: E402
 from penstock.api import assemble  # noqa: E402
 from penstock.errors import InvalidRequest  # noqa: E402
 from penstock.passes.lora_table import StackTable  # noqa: E402
@@ -56,25 +56,26 @@ def like_a_gpu(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> LLM:
     made.warm()
     engine: Any = llm.service.engine
     engine.executor, engine.overlap = made, 1
-    engine.scheduler.roster.loras.sums = False
+    assert theirs.loras is not None
+    engine.scheduler.roster.loras.memory.sum_rank = theirs.loras.table.sum_rank
     return llm
 
 
-def ask(llm: LLM, loras: list[LoRARequest | None]) -> list[Any]:
+def ask(llm: LLM, loras: list[Any]) -> list[Any]:
     outputs = llm.generate(PROMPTS, PARAMS, lora_request=loras, use_tqdm=False)
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
 def test_answers_are_those_of_a_cpu(lab: Lab, on_device: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """More adapters than slots, and none, in one batch: each as it is alone, bit for bit."""
-    loras = [lab.lora(0), None, lab.lora(1, 0.5), lab.lora(3)]
+    """More adapters than slots, a sum, and none, in one batch: each as it is alone, bit for bit."""
+    loras: list[Any] = [lab.lora(0), None, [lab.lora(1, 0.5), lab.lora(0, -0.75)], lab.lora(3)]
     with like_a_gpu(lab, monkeypatch) as llm:
         found = ask(llm, loras)
         llm.reset_prefix_cache()
         alone = [llm.generate([p], PARAMS, lora_request=[one], use_tqdm=False)[0] for p, one in zip(PROMPTS, loras)]
         assert [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in alone] == found
-        with pytest.raises(InvalidRequest, match="2 adapters in one request are summed on a CPU only"):
-            llm.generate([[5]], PARAMS, lora_request=[[lab.lora(0), lab.lora(1)]], use_tqdm=False)
+        with pytest.raises(InvalidRequest, match=r"ranks of \d adapters .* over the 32 .*raise --max-lora-rank"):
+            llm.generate([[5]], PARAMS, lora_request=[[lab.lora(i) for i in range(4)]], use_tqdm=False)
     monkeypatch.undo()
     with LLM(lab.base, **OPTIONS) as llm:
         expected, plain = ask(llm, loras), ask(llm, [None] * 4)

@@ -23,6 +23,8 @@ class Adapters(NamedTuple):
     a: Any
     b: Any
     scales: Any
+    slot_values: int  # from a slot's a or b to that of the next
+    slot_scales: int
     bounds: tuple[int, ...]  # first output of each part but the first
 
 
@@ -37,7 +39,6 @@ def _shrink(
     num_rows,
     num_inner,
     width,
-    RANK: tl.constexpr,
     OUTS: tl.constexpr,
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -56,13 +57,14 @@ def _shrink(
     if count * (slot + 1) > 0:
         r, n = tl.arange(0, ROWS), tl.program_id(1) * OUTS + tl.arange(0, OUTS)
         row = tl.load(order + first + r, mask=r < count, other=0).to(tl.int64)
-        own = slot.to(tl.int64) * num_inner + tl.minimum(n, num_inner - 1)
-        scale = tl.load(adapters.scales + own // RANK)[:, None]
+        own, line = tl.minimum(n, num_inner - 1), slot.to(tl.int64)
+        scale = tl.load(adapters.scales + line * adapters.slot_scales + own)[:, None]
+        weights = adapters.a + line * adapters.slot_values + own.to(tl.int64) * width
         total = tl.zeros((OUTS, ROWS), tl.float32)
         for i in range(SPLITS):
             first_input = (split * SPLITS + i) * SHARE
             sums = sum_chain(
-                adapters.a + own * width + first_input,
+                weights + first_input,
                 x + row * x_row + first_input,
                 r < count,
                 tl.minimum(width - first_input, SHARE),
@@ -113,7 +115,7 @@ def _expand(
             values += tl.load(
                 inner + (split * num_rows + row)[:, None] * num_inner + k[None, :], mask=wanted, other=0.0
             )
-        line = (slot.to(tl.int64) * num_out + n)[:, None] * RANK + (k % RANK)[None, :]
+        line = slot.to(tl.int64) * adapters.slot_values + n.to(tl.int64)[:, None] * RANK + (k % RANK)[None, :]
         own = (n < num_out)[:, None] & ((k // RANK)[None, :] == part[:, None])
         b = tl.load(adapters.b + line, mask=own, other=0.0)
         delta = tl.dot(b, tl.trans(values.to(b.dtype)), input_precision=PRECISION)
@@ -130,7 +132,8 @@ def _sort(rows: AdapterRows, num_slots: int, tile_rows: int) -> SortedPairs:
 
 
 def _adapters(weights: LoraStacks) -> Adapters:
-    return Adapters(weights.a, weights.b, weights.scales, weights.bounds[1:-1])
+    a, b, scales = weights.a, weights.b, weights.scales
+    return Adapters(a, b, scales, a.stride(0), scales.stride(0), weights.bounds[1:-1])
 
 
 def _add(inner: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks, tile_rows: int) -> Tensor:
@@ -182,7 +185,6 @@ def _body(x: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tenso
         num_rows,
         num_inner,
         width,
-        weights.rank,
         16,
         tile_rows,
         share,
