@@ -33,7 +33,7 @@ KERNELS = (
     "_head_product",
     "_int_epilogue",
     "_int_gemm",
-    "_int_gemv",
+    "run_int_gemv",
     "_latent_attention",
     "_latent_write",
     "_layer_norm",
