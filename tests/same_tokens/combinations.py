@@ -38,6 +38,7 @@ COLUMNS = (
     "int8 KV cache",
     "int8 KV cache but for a layer",
     "latent attention",
+    "experts",
     "LoRA adapters",
     "beams",
     "GPU",
