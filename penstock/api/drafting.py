@@ -33,6 +33,7 @@ from penstock.host.machine import free_memory_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.files.vocabulary import read_vocabulary
+from penstock.models.load import Options, count_held_bytes, match
 from penstock.models.memory import Memory
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.passes.load import load_lowered
@@ -220,8 +221,11 @@ class OwnLayer(DraftPart):
     def read(self, checkpoint: Checkpoint) -> ModelSpec:
         raise NotImplementedError
 
-    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         raise NotImplementedError
+
+    def count_bytes(self, checkpoint: Checkpoint, options: Options) -> int:
+        return self.spec.num_parameters * (options.dtype.itemsize if options.dtype else 4)
 
     def resolve(self, settings: Resolved) -> None:
         self.spec = replace(self.spec, max_model_len=settings.max_model_len)
@@ -231,11 +235,12 @@ class OwnLayer(DraftPart):
 
     def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
         assert isinstance(runner.model, Decoder)
-        dtype = DTYPES.get(settings.dtype)
-        self.require_memory(self.spec.num_parameters * (dtype.itemsize if dtype else 4), cache_bytes)
+        options = Options(DTYPES.get(settings.dtype), settings.quantization, settings.activation_dtype == "int8")
         checkpoint = open_checkpoint(self.path)
         try:
-            runner.drafter = NetDrafter(runner, self.open_net(checkpoint, runner.model, dtype), self.speculation.tree)
+            self.require_memory(self.count_bytes(checkpoint, options), cache_bytes)
+            net = self.open_net(checkpoint, runner.model, options)
+            runner.drafter = NetDrafter(runner, net, self.speculation.tree)
         finally:
             checkpoint.close()
 
@@ -247,9 +252,9 @@ class FeatureLayer(OwnLayer):
         target = self.target
         return read_spec(self.speculation.method, checkpoint.config, checkpoint.names(), target, target.max_model_len)
 
-    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         assert isinstance(self.spec, FeatureSpec)
-        return FeatureNet(checkpoint, self.spec, target, dtype)
+        return FeatureNet(checkpoint, self.spec, target, options.dtype)
 
 
 class MtpLayer(OwnLayer):
@@ -264,9 +269,12 @@ class MtpLayer(OwnLayer):
             )
         return spec
 
-    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         assert isinstance(self.spec, MtpSpec)
-        return MtpNet(checkpoint, self.spec, target, dtype)
+        return MtpNet(checkpoint, self.spec, target, options)
+
+    def count_bytes(self, checkpoint: Checkpoint, options: Options) -> int:
+        return count_held_bytes(checkpoint, self.spec, match(checkpoint, self.spec), options)
 
 
 class Heads(DraftPart):

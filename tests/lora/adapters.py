@@ -87,7 +87,8 @@ def write(folder: Path, model: nn.Module, pairs: Pairs, alpha: float = 16, **con
 def write_for_spec(folder: Path, described: dict[str, Any], rank: int = 8, seed: int = 0, size: float = 1.0) -> Path:
     """Write an adapter of every linear that a GPU has room for."""
     spec, generator = spec_from_config(described), torch.Generator().manual_seed(seed)
-    merges, tensors, names = spec.merges(), {}, set()
+    merges, names = spec.merges(), set()
+    tensors: dict[str, Tensor] = {}
     for name, shape in spec.parameters().items():
         linear = name.removesuffix(".weight")
         if len(shape) != 2 or linear == name or NO_ADAPTERS.fullmatch(linear) or not name.startswith("layers."):

@@ -112,8 +112,8 @@ def test_bases_of_other_kinds(
 ) -> None:
     """Mixtures with adapters on what every token goes through, and latents: as on a CPU."""
     described = {"architectures": [architecture], **FAMILIES[architecture].like[0], "vocab_size": 300}
-    base = oracle.save(oracle.make(architecture, described), tmp_path / "base")
-    write_tokenizer(base)
+    base = str(oracle.save(oracle.make(architecture, described), tmp_path / "base"))
+    write_tokenizer(Path(base))
     loras: list[Any] = [
         LoRARequest(str(i), i, str(write_for_spec(tmp_path / str(i), described, seed=i))) for i in (1, 2)
     ]
