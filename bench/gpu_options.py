@@ -28,8 +28,13 @@ def parser() -> argparse.ArgumentParser:
         "random weights of real shapes, beside what the device could do at best.",
     )
     add = made.add_argument
-    shapes = f"may be repeated (default: {', '.join(DEFAULT_SHAPES)})"
-    add("--shape", dest="shapes", action="append", choices=list(SHAPES), help=shapes)
+    add(
+        "--shape",
+        dest="shapes",
+        action="append",
+        choices=list(SHAPES),
+        help=f"may be repeated (default: {', '.join(DEFAULT_SHAPES)})",
+    )
     add(
         "--set",
         "--case",

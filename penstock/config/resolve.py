@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.cache_dtypes import AUTO_KV_DTYPE
+from penstock.config.offload import OffloadUse, count_offload, require_gpu, require_host_memory
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
@@ -53,6 +54,7 @@ class GpuFacts:
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
     lora_bytes: int = 0  # of an adapter of all linears, for each rank, at 16 bits
     kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
+    layer_matrix_bytes: int = 0  # of a layer's largest matrix, or stack of experts, at 16 bits
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,26 @@ def _name_replicas(facts: Facts) -> str:
 
 
 def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    """Count the weights that are on the GPU, and the buffers beside them."""
+    is_widened = config.quantization in INT_BYTES or bool(gpu.packed_bytes) and _can_keep_codes(config, True)
+    offload = offload_use(config, gpu)
+    on_gpu = stored_bytes(config, gpu) - offload.host_bytes + offload.buffer_bytes
+    return on_gpu + (INT_SCRATCH if is_widened else 0)
+
+
+def offload_use(config: EngineConfig, gpu: GpuFacts) -> OffloadUse:
+    return count_offload(config, gpu, stored_bytes(config, gpu))
+
+
+def stored_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    """Count the weights, wherever they lie."""
     if config.quantization in INT_BYTES:
         layer, outer = INT_BYTES[config.quantization]
         kept = gpu.kept_bytes
         rounded = layer * (gpu.weight_bytes - gpu.outer_bytes - kept) + outer * gpu.outer_bytes
-        return int(rounded / 2) + kept + INT_SCRATCH
+        return int(rounded / 2) + kept
     if gpu.packed_bytes and _can_keep_codes(config, True):
-        return gpu.packed_bytes + INT_SCRATCH
+        return gpu.packed_bytes
     return (2 if config.dtype == "float32" else 1) * (
         gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes
     )
@@ -152,7 +167,7 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     if (
         (config.quantization in INT_BYTES or gpu.packed_bytes and _can_keep_codes(config, True))
         and room < 4 * gpu.largest_bytes + INT_LOADING
-        or config.quantization == "fp8"
+        or (config.quantization == "fp8" or config.cpu_offload_gb)
         and room < wide * gpu.layer_bytes
     ):
         return 0
@@ -177,7 +192,8 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
             f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
             f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights, since {words} is {share / GIB:.1f} GiB: raise it, "
-            "end what else holds the GPU's memory, quantize, or lower max_num_batched_tokens"
+            "end what else holds the GPU's memory, quantize, lower max_num_batched_tokens, or keep more weights in the "
+            "host's memory with cpu_offload_gb"
         )
     return fit, f"what is left of {words}"
 
@@ -201,7 +217,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", "adapters have not been checked on a GPU"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
-    if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
+    can_move = config.kv_cache_tokens is None and not config.cpu_offload_gb  # who asks for a GPU's is told what to do
+    if can_move and _gpu_fit(config, facts, facts.gpu) < config.block_size:
         return "cpu", "the GPU's memory has no room for the model"
     return "cuda", facts.gpu.name
 
@@ -299,21 +316,10 @@ def _lora_bytes(facts: Facts) -> int:
 
 
 def _require_cpu_formats(config: EngineConfig, why: str) -> None:
+    require_gpu(config, why)
     for name in ("kv_cache_dtype", "quantization"):
         if getattr(config, name) == "fp8":
             raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({why}): set int8, or leave it out")
-
-
-def _require_memory(config: EngineConfig, facts: Facts) -> None:
-    """Refuse a store of blocks that is larger than the free memory."""
-    wanted = config.kv_offloading_size * facts.num_replicas
-    if wanted * GIB > facts.free_memory_bytes:
-        engines = f" for each of {facts.num_replicas} engines" if facts.num_replicas > 1 else ""
-        free = f"{facts.free_memory_bytes / GIB:.1f} GiB"
-        raise InvalidConfig(
-            f"kv_offloading_size={config.kv_offloading_size:g}{engines} is over the {free} that are free: lower it, or "
-            "keep blocks in files with kv_offloading_path"
-        )
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
@@ -323,7 +329,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     gpu = facts.gpu if device[0] == "cuda" else None
     if gpu is None:
         _require_cpu_formats(config, device[1])
-    _require_memory(config, facts)
+    require_host_memory(config, facts)
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
     if config.max_num_seqs is None:

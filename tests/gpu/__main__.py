@@ -43,6 +43,7 @@ def load() -> dict[str, object]:
         large,
         memory,
         meshes,
+        offload,
         operations,
         processors,
         roads,

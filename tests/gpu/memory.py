@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
     "int4": {"quantization": "int4"},
+    "offloaded": {"cpu_offload_gb": 1.0},
 }
 
 

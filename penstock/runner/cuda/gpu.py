@@ -128,6 +128,7 @@ def _facts(
         0 if spec.is_encoder else max_captured_tokens(spec.num_parameters),
         lora_bytes=0 if spec.is_encoder else lora_bytes(spec),
         kept_bytes=kept_bytes(spec),
+        layer_matrix_bytes=layer_matrix_bytes(spec),
     )
 
 
@@ -192,6 +193,11 @@ def layer_bytes(spec: ModelSpec) -> int:
         if name.startswith("layers."):
             sizes[name.split(".")[1]] += 2 * prod(shape)
     return max(sizes.values(), default=0)
+
+
+def layer_matrix_bytes(spec: ModelSpec) -> int:
+    """Bytes of the layers' largest matrix, or stack of experts, at 16 bits."""
+    return max((2 * prod(shape) for name, shape in spec.parameters().items() if name.startswith("layers.")), default=0)
 
 
 def matrix_bytes(spec: ModelSpec) -> tuple[int, int]:
