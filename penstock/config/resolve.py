@@ -382,9 +382,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(
-        **values, settings=settings, caps_prompts=caps_prompts, lora_bytes=facts.free_memory_bytes // LORA_SHARE
-    )
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=count_lora_bytes(facts))
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:
