@@ -1,7 +1,7 @@
 // The line of figures under an answer.
 
-import { h } from "../dom.js";
-import { VIEWS } from "../views/index.js";
+import { h } from "../../dom.js";
+import { VIEWS } from "../../views/index.js";
 
 const whole = new Intl.NumberFormat("en");
 
