@@ -246,13 +246,13 @@ def _compile_ahead(
     driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
     if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
         return None
-    glimpse = call_aside(gpu.read_driver, driver)
+    driver_facts = call_aside(gpu.read_driver, driver)
     try:
         # This imports Triton, which takes as long as starting the driver.
         from penstock.runner.compile.ahead import start_compiling
         from penstock.runner.compile.cross import hash_compiler
 
-        seen = glimpse.result()
+        seen = driver_facts.result()
         if seen is None:
             return None
         spec, settings = _resolve_settings(

@@ -196,7 +196,7 @@ class Loads:
         self._begin = len(self.pending)
 
     def cancel(self) -> None:
-        """Drop the last sequence's, and their places: nobody relies on them yet."""
+        """Drop the last sequence's, and their places: no plan reads them yet."""
         dropped, self.pending = self.pending[self._begin :], self.pending[: self._begin]
         for load in dropped:
             self._pool.release_all(load.slot)

@@ -16,7 +16,7 @@ STEP_TOKENS = 512  # enough to fill the cores, few enough to keep other answers 
 MIN_CACHE_TOKENS = 8192  # where memory allows
 CPU_SEQS, GPU_SEQS = 64, 256
 GPU_STEP_TOKENS = 8192
-OFFLINE_STEP_TOKENS = 16384  # on a large GPU, where nobody waits for the tokens of others
+OFFLINE_STEP_TOKENS = 16384  # on a large GPU: offline, a long step delays no stream
 LARGE_GPU = 64 * GIB
 GPU_RESERVE = 3 * GIB  # driver, cuBLAS, captured graphs and fragmentation
 GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grows, too
@@ -26,7 +26,7 @@ INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 INT_LOADING = GIB  # to quantize to integers
 LORA_SHARE = 8  # of the free memory, one part for adapters
-DEFAULT = "default"  # the reason of what nobody set or derived
+DEFAULT = "default"  # the reason of a value neither set nor derived
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class Build:
             assert embedding is not None
             return Encoder(spec, self.ops, embedding, stack, pooling)
         norm = self.optional("norm", spec.norm) if spec.is_last else None
-        head: Any = self.head(spec.head, embedding) if spec.is_last else None  # nobody asks for its logits
+        head: Any = self.head(spec.head, embedding) if spec.is_last else None  # other stages compute no logits
         first: Any = embedding or layers.Received(spec.width)  # called alike
         return Decoder(spec.cut(), self.ops, first, stack, norm, head)
 

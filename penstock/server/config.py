@@ -22,7 +22,7 @@ MAX_MEMORY_GB = 1 << 20
 
 
 def check_roles(roles: Sequence[str], num_engines: int) -> None:
-    """Refuse roles that leave prompts or answers to nobody."""
+    """Refuse roles without an engine that prefills, or one that decodes."""
     for role in roles:
         if role not in ROLES:
             raise InvalidConfig(f"role={quote(role)} is unknown: choose one of {', '.join(ROLES)}")

@@ -15,7 +15,7 @@ from bench.gpu_sets import SHAPES
 from penstock.api.plan.costs import Matrices, Memories
 from penstock.api.plan.devices import Device, find_gpu, here, known_gpus, parse_memory
 from penstock.api.plan.fit import Subject, find_fit
-from penstock.api.plan.plan import Wish, make_plan
+from penstock.api.plan.plan import TargetLoad, make_plan
 from penstock.cli import main
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
@@ -44,8 +44,8 @@ RUNS = [
 def gpu_plan(case: dict[str, Any]) -> Any:
     concurrency, prompt, output = LOADS[case["kind"]]
     config = EngineConfig(quantization=case.get("quantization"), max_model_len=4096, max_num_batched_tokens=16384)
-    wish = Wish(concurrency, prompt, output)
-    return make_plan(Subject(SHAPES[case["shape"]], None), config, find_gpu("H200"), wish, is_timed=False)
+    target = TargetLoad(concurrency, prompt, output)
+    return make_plan(Subject(SHAPES[case["shape"]], None), config, find_gpu("H200"), target, is_timed=False)
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -103,31 +103,31 @@ def llama(**options: Any) -> tuple[Subject, EngineConfig]:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "options", "wish", "flags"),
+    ("gpu", "options", "target", "flags"),
     [
-        ("RTX-4090", {"max_model_len": 4096}, Wish(4), "--max-num-batched-tokens 2048"),
-        ("L40S", {"max_model_len": 32768, "max_num_batched_tokens": 2048}, Wish(8), "--kv-cache-dtype fp8"),
-        ("A10", {"max_model_len": 4096, "dtype": "float32"}, Wish(1), "--quantization int8"),
-        ("RTX-3090", {"max_model_len": 8192, "quantization": "int8"}, Wish(64), "--concurrency"),
-        ("RTX-3090", {"max_model_len": 131072, "quantization": "int8"}, Wish(1), "--context"),
+        ("RTX-4090", {"max_model_len": 4096}, TargetLoad(4), "--max-num-batched-tokens 2048"),
+        ("L40S", {"max_model_len": 32768, "max_num_batched_tokens": 2048}, TargetLoad(8), "--kv-cache-dtype fp8"),
+        ("A10", {"max_model_len": 4096, "dtype": "float32"}, TargetLoad(1), "--quantization int8"),
+        ("RTX-3090", {"max_model_len": 8192, "quantization": "int8"}, TargetLoad(64), "--concurrency"),
+        ("RTX-3090", {"max_model_len": 131072, "quantization": "int8"}, TargetLoad(1), "--context"),
     ],
 )
-def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], wish: Wish, flags: str) -> None:
+def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], target: TargetLoad, flags: str) -> None:
     """The change that is named really makes it fit."""
     subject, config = llama(**options)
     device = find_gpu(gpu)
-    found = make_plan(subject, config, device, wish, is_timed=False)
+    found = make_plan(subject, config, device, target, is_timed=False)
     assert not found.fit.memory.fits and found.speed is None
     assert found.change is not None and found.change.flags.startswith(flags)
     name, value = found.change.flags.split()
     if name == "--concurrency":
-        wish = replace(wish, concurrency=int(value))
+        target = replace(target, concurrency=int(value))
     elif name == "--context":
         config = replace(config, max_model_len=int(value))
     else:
         changed: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value}
         config = replace(config, **changed)
-    assert make_plan(subject, config, device, wish, is_timed=False).fit.memory.fits
+    assert make_plan(subject, config, device, target, is_timed=False).fit.memory.fits
 
 
 def test_a_slower_device_is_slower() -> None:
@@ -135,11 +135,11 @@ def test_a_slower_device_is_slower() -> None:
     subject, config = llama(max_model_len=2048)
     device = find_gpu("H200")
     half = replace(device, bytes_s=device.bytes_s / 2)
-    single, slower = (make_plan(subject, config, one, Wish(1), is_timed=False).speed for one in (device, half))
+    single, slower = (make_plan(subject, config, one, TargetLoad(1), is_timed=False).speed for one in (device, half))
     assert single is not None and slower is not None
     assert 0.5 < slower.decode_tokens_s / single.decode_tokens_s < 0.6
     assert max(single.bound, key=lambda name: single.bound[name]) == "reading weights"
-    many = make_plan(subject, config, device, Wish(256), is_timed=False).speed
+    many = make_plan(subject, config, device, TargetLoad(256), is_timed=False).speed
     assert many is not None and many.decode_tokens_s > 50 * single.decode_tokens_s
 
 

@@ -18,7 +18,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
 
 
 @dataclass(frozen=True)
-class Wish:
+class TargetLoad:
     """The load to plan for. None: the usual lengths, or what the context has room for."""
 
     concurrency: int = 1
@@ -56,16 +56,18 @@ class Forecast:
     change: Change | None  # None: it fits, or no single change would do
 
 
-def make_plan(subject: Subject, config: EngineConfig, device: Device, wish: Wish, *, is_timed: bool) -> Forecast:
+def make_plan(
+    subject: Subject, config: EngineConfig, device: Device, target: TargetLoad, *, is_timed: bool
+) -> Forecast:
     """Plan for a device; with `is_timed` it is this CPU, whose steps are timed."""
     context = subject.spec(config.max_model_len).max_model_len
-    prompt, output, length = wish.lengths(context)
-    if wish.prompt or wish.output:
+    prompt, output, length = target.lengths(context)
+    if target.prompt or target.output:
         config = replace(config, max_model_len=config.max_model_len or context)
-    fit = find_fit(subject, config, device, length, wish.concurrency)
+    fit = find_fit(subject, config, device, length, target.concurrency)
     memory, settings = fit.memory, fit.settings
-    load = Demand(wish.concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
-    change = None if memory.fits else _find_change(subject, config, device, fit, length, wish.concurrency)
+    load = Demand(target.concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
+    change = None if memory.fits else _find_change(subject, config, device, fit, length, target.concurrency)
     speed = None
     if not fit.spec.is_encoder and memory.fits and not fit.ranks and (device.bytes_s or is_timed):
         times: StepTimes = (
@@ -80,7 +82,7 @@ def make_plan(subject: Subject, config: EngineConfig, device: Device, wish: Wish
             )
         )
         speed = forecast_speed(times, load)
-    each = max(1, memory.needed_tokens // wish.concurrency)
+    each = max(1, memory.needed_tokens // target.concurrency)
     return Forecast(device, fit, load, length, max(0, memory.max_cache_tokens) // each, speed, change)
 
 

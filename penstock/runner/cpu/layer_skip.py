@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 def choose_layers(runner: Runner, length: int) -> tuple[int, ...]:
     """Leave out the layers that the next token depends on least, one after the other, and return those that promise
-    most for drafts of `length` tokens. The text is sampled from the model, in blocks that nobody has yet."""
+    most for drafts of `length` tokens. The text is sampled from the model, in free blocks."""
     model = runner.model
     assert isinstance(model, Decoder)
     count = min(NUM_TOKENS, model.spec.max_model_len, _count_positions(runner))

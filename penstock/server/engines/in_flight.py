@@ -275,9 +275,9 @@ class Occupancy:
     def tenants(self) -> list[str]:
         return list(self._tenants)
 
-    def count_tenants(self, most: int) -> dict[str, int]:
+    def count_tenants(self, max_tenants: int) -> dict[str, int]:
         """Count the rows of the tenants that have most of them."""
-        return dict(self._tenants.most_common(most))
+        return dict(self._tenants.most_common(max_tenants))
 
     def _count(self, part: RequestPart, change: int) -> None:
         self.num_rows += change
