@@ -77,6 +77,14 @@ def held_gpu_bytes(device: str) -> int:
     return torch.cuda.memory_reserved() if device == "cuda" else 0
 
 
+def gpu_uuid(device: str) -> str | None:
+    """Return the UUID of the GPU that the engine uses, as the driver writes it: CUDA_VISIBLE_DEVICES chooses it."""
+    if device != "cuda":
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
 @held_collector()
 def assemble(
     model: str,

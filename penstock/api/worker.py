@@ -21,7 +21,7 @@ from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import Failed, Found, LostRank, Ready
 from penstock.errors import InvalidRequest, PenstockError, RankLost
-from penstock.host.energy import find_counter
+from penstock.host.energy import find_meter
 from penstock.host.machine import hold_few_heaps
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.types import Request
@@ -42,6 +42,12 @@ class Task(msgspec.Struct, frozen=True):
     endpoint: str
     beat_endpoint: str
     num_replicas: int = 1  # engines that share the machine
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the server's engines; None if the endpoint is no socket in one."""
+        kind, _, path = self.endpoint.partition("://")
+        return Path(path).parent if kind == "ipc" else None
 
 
 def main() -> int:
@@ -69,7 +75,7 @@ def main() -> int:
 def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
-    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
+    from penstock.api.assemble import assemble, bytes_per_token, gpu_uuid, held_gpu_bytes
     from penstock.api.model_files import find_model
     from penstock.api.ranks.watch import watch_ranks
 
@@ -105,9 +111,9 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
         )
     )
     loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
-    counter = find_counter(settings.device)
-    if counter is not None:
-        loop.account.energy = EnergyAccount(counter)
+    meter = find_meter(settings.device, gpu_uuid(settings.device), task.folder)
+    if meter is not None:
+        loop.account.energy = EnergyAccount(meter.read)
     heartbeat.tell(loop.stats)
     try:
         loop.serve()

@@ -4,30 +4,68 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.host.energy_shares import Counter, SharedCounter
+
 POWERCAP = "PENSTOCK_POWERCAP"  # the folder of powercap zones, where it is not the usual one
 ZONES = "/sys/class/powercap"
-Read = Callable[[], float]  # joules since some moment; raises OSError where the counter is gone
 
 
 class RaplZone:
     """One zone's counter, in microjoules, which begins again at its range."""
 
     def __init__(self, folder: Path) -> None:
+        self.name = folder.name
         self._energy = folder / "energy_uj"
         self._range_uj = int((folder / "max_energy_range_uj").read_text())
-        self._last_uj = int(self._energy.read_text())
-        self._sum_uj = 0
+        self.read()
 
-    def read(self) -> float:
-        now_uj = int(self._energy.read_text())
-        step_uj = now_uj - self._last_uj
-        self._sum_uj += step_uj if step_uj >= 0 else step_uj + self._range_uj
-        self._last_uj = now_uj
-        return self._sum_uj / 1e6
+    def read(self) -> int:
+        return int(self._energy.read_text())
+
+    def count_joules(self, before: float, now: float) -> float:
+        step_uj = now - before
+        return (step_uj if step_uj >= 0 else step_uj + self._range_uj) / 1e6
+
+
+class GpuCounter:
+    """A GPU's counter by the driver's library, in millijoules."""
+
+    def __init__(self, uuid: str | None) -> None:
+        """Open the GPU with this UUID, or the driver's first one; raises OSError where it does not tell."""
+        self.name = f"gpu-{uuid or 0}"
+        self._nvml, self._device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        if self._nvml.nvmlInit_v2():
+            raise OSError("NVML does not start")
+        find, key = self._nvml.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(0)
+        if uuid is not None:
+            find, key = self._nvml.nvmlDeviceGetHandleByUUID, ctypes.c_char_p(uuid.encode())  # type: ignore[assignment]
+        if find(key, ctypes.byref(self._device)):
+            raise OSError(f"NVML knows no GPU {uuid or 0}")
+        self.read()
+
+    def read(self) -> int:
+        millijoules = ctypes.c_ulonglong()
+        if self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules)):
+            raise OSError("NVML does not tell the GPU's energy")
+        return millijoules.value
+
+    def count_joules(self, before: float, now: float) -> float:
+        return max(0.0, now - before) / 1e3
+
+
+class EnergyMeter:
+    """The joules of this process, of several counters."""
+
+    def __init__(self, counters: list[SharedCounter]) -> None:
+        self._counters = counters
+
+    def read(self, is_busy: bool = False) -> float:
+        """Return the joules until now; from now on the process counts as busy or idle. Raises OSError where a counter
+        is gone."""
+        return sum(counter.read(is_busy) for counter in self._counters)
 
 
 def find_zones(folder: Path | None = None) -> list[RaplZone]:
@@ -42,35 +80,19 @@ def find_zones(folder: Path | None = None) -> list[RaplZone]:
     return zones
 
 
-def find_gpu(index: int = 0) -> Read | None:
-    """Return the GPU's counter by the driver's library; None where there is none."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
-        return None
-
-    def read() -> float:
-        if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-            raise OSError("NVML does not tell the GPU's energy")
-        return millijoules.value / 1e3
-
+def find_gpu(uuid: str | None = None) -> GpuCounter | None:
+    """Return the counter of the GPU with this UUID (GPU-…), or of the first one; None where nothing tells."""
     with suppress(OSError):
-        read()
-        return read
+        return GpuCounter(uuid)
     return None
 
 
-def find_counter(device: str) -> Read | None:
-    """Return the counter of a device, and of the CPU beside a GPU; None where nothing tells."""
-    found: list[Read] = [zone.read for zone in find_zones()]
-    if device != "cpu":
-        gpu = find_gpu()
-        found = [gpu, *found] if gpu is not None else []
-    return _add(found) if found else None
-
-
-def _add(reads: Sequence[Read]) -> Read:
-    return lambda: sum(read() for read in reads)
+def find_meter(device: str, uuid: str | None = None, folder: Path | None = None) -> EnergyMeter | None:
+    """Return the meter of a device, and of the CPU beside a GPU; None where nothing tells. Processes with the same
+    `folder` share each counter."""
+    found: list[Counter] = list(find_zones())
+    if device != "cpu" and (gpu := find_gpu(uuid)) is not None:
+        found = [gpu, *found]
+    with suppress(OSError):
+        return EnergyMeter([SharedCounter(counter, folder) for counter in found]) if found else None
+    return None
