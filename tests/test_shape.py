@@ -125,6 +125,10 @@ ADDED_FLAGS: dict[str, str] = {
         f"serve --{flag}": "vLLM's flags: clients and proxies that expect what they do cannot be told otherwise"
         for flag in ("root-path", "enable-force-include-usage", "return-tokens-as-token-ids")
     },
+    **{
+        f"serve --{flag}": "prompts are private, so logging them has to be asked for; vLLM's flags"
+        for flag in ("enable-log-requests", "max-log-len")
+    },
     "serve --router-key-file": "a server must tell its router from clients that say they are one",
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",

@@ -23,6 +23,7 @@ from penstock.server.http.relay import CURRENT_RELAY, Relay
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
 from penstock.server.observe.live import LiveHub
+from penstock.server.observe.request_log import log_requests
 from penstock.server.observe.ring import TraceRing
 from penstock.server.observe.spans import open_spans
 from penstock.server.observe.trace import CURRENT, Trace, stage
@@ -96,6 +97,8 @@ class Server:
         ]
         for flight in flights:
             flight.collector.engine_applied = model.facts.applied
+        if self.config.enable_log_requests:
+            log_requests(trace, flights, self.config.max_log_len)
         held = model.loras.hold(loras)
         if any(request.beam for request in requests):
             CURRENT_RELAY.set(None)  # beams come whole: there is nothing to go on with elsewhere
