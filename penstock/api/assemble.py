@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
 from penstock.errors import InvalidConfig, quote
 from penstock.host.machine import free_memory_bytes, held_collector
+from penstock.host.stopwatch import Stopwatch
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.spec import ModelSpec, spec_from_config
@@ -64,6 +65,7 @@ class Assembly:
     defaults: Defaults = Defaults(())
     applied: tuple[Applied, ...] = ()  # to every request: the ledger's entries
     draft: DraftPart | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)  # phases of the start
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig, draft: DraftPart | None = None) -> int:
@@ -97,15 +99,14 @@ def assemble(
     draft_fn: DraftFunction | None = None,
     num_replicas: int = 1,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it. `num_replicas`
-    engines share the machine."""
+    """Build everything for one model; `num_replicas` engines share the machine. Without text it has no tokenizer."""
+    watch = Stopwatch()
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
     path = find_model(model, config.revision, show_progress)
-    dummy = config.load_format == "dummy"
     with ExitStack() as on_failure:
-        checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
+        checkpoint = None if config.load_format == "dummy" and path.is_dir() else open_checkpoint(path)
         try:
             described = checkpoint.config if checkpoint else read_config(path)
             generation = _generation_config(path, checkpoint, config)
@@ -125,26 +126,36 @@ def assemble(
                 ranks.set_up(spec, settings)
             settings = _tell_idle(settings, config, checkpoint, spec)
             sources.require_drafts(settings)
-            stored = checkpoint.quantization if checkpoint else "dummy"
-            applied = list_static(
-                settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
-            )
+            stored, applied = _list_applied(settings, checkpoint, spec)
             tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
             loras = make_table(own, settings, torch.device(settings.device))
+            watch.lap("config")
             loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras, mesh)
         finally:
             if checkpoint:
                 checkpoint.close()
+        watch.lap("weights")
         made = tokenizer.result() if tokenizer else None
         grammars = make_grammars(path, config, made)
         others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
         engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, EngineOrigin(path, ranks))
         on_failure.pop_all()
+    watch.lap("engine")
     num_bytes = checkpoint.num_bytes if checkpoint else 0
     return Assembly(
-        path, spec, settings, generation, made, engine, stored, num_bytes, grammars, defaults, applied, draft
+        path, spec, settings, generation, made, engine, stored, num_bytes, grammars, defaults, applied, draft, watch
+    )
+
+
+def _list_applied(
+    settings: Resolved, checkpoint: Checkpoint | None, spec: ModelSpec
+) -> tuple[str, tuple[Applied, ...]]:
+    """Return how most weights are stored, and the ledger's entries of every request."""
+    stored = checkpoint.quantization if checkpoint else "dummy"
+    return stored, list_static(
+        settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
     )
 
 

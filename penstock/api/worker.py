@@ -79,6 +79,7 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     from penstock.api.model_files import find_model
     from penstock.api.ranks.watch import watch_ranks
 
+    imported = time.perf_counter()
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
     if not config.skip_tokenizer_init:
@@ -108,6 +109,7 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
             assembly.defaults.is_recommended,
             list(assembly.applied),
             ranks,
+            {"imports": imported - begin, **assembly.watch.seconds},
         )
     )
     loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))

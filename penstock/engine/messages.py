@@ -86,6 +86,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     defaults_recommended: bool = False  # by the model's makers, or with its short name
     applied: list[Applied] = []  # to every request: the ledger's entries
     ranks: list[RankRecord] = []  # where there are several
+    start_s: dict[str, float] = {}  # by phase
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
