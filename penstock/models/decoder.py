@@ -60,7 +60,9 @@ class Decoder:
 
     def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Any = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32; `adapters` [M] are the slots of theirs."""
-        return self.head(hidden if at is None else self.ops.gather(at, hidden), adapters)
+        x = hidden if at is None else self.ops.gather(at, hidden)
+        head: Any = self.head  # an adapted one takes them
+        return head(x) if adapters is None else head(x, adapters)  # type: ignore[no-any-return]
 
 
 class Encoder:
