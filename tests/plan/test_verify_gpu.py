@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
 from penstock.api.verify import layers  # noqa: E402
 from penstock.api.verify.finding import Finding  # noqa: E402
-from penstock.api.verify.layers import Place, compare_layers  # noqa: E402
+from penstock.api.verify.layers import LayerDevice, compare_layers  # noqa: E402
 from penstock.models import decoder, load  # noqa: E402
 from penstock.models.decoder import Decoder  # noqa: E402
 from penstock.models.spec import spec_from_config  # noqa: E402
@@ -50,7 +50,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     settings: Any = SimpleNamespace(
         device="cpu", seed=SEED, block_size=8, kv_cache_dtype="float32", dtype="float32", quantization=None
     )
-    return list(compare_layers(model, None, settings, Place(torch.device("cpu"), tile_tokens(4, 2))))
+    return list(compare_layers(model, None, settings, LayerDevice(torch.device("cpu"), tile_tokens(4, 2))))
 
 
 def test_layers_of_a_gpu_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

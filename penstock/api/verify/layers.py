@@ -33,7 +33,7 @@ MAX_ERROR = {
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerDevice:
     """Where the compared layers run. A GPU's attention reads `tile_tokens` queries at once."""
 
     device: torch.device = CPU
@@ -47,10 +47,10 @@ class Place:
         return Work(0, torch.tensor(tiles, dtype=torch.int32, device=self.device), 1)
 
 
-HOST = Place()
+HOST = LayerDevice()
 
 
-def find_place(spec: ModelSpec, settings: Resolved) -> Place:
+def find_layer_device(spec: ModelSpec, settings: Resolved) -> LayerDevice:
     """Return the place of a loaded model's layers."""
     if settings.device == "cpu":
         return HOST
@@ -61,7 +61,7 @@ def find_place(spec: ModelSpec, settings: Resolved) -> Place:
     device, of = torch.device(settings.device), exact_tile_tokens if settings.deterministic else tile_tokens
     tiles = [of(one.num_heads, one.num_kv_heads) for one in spec.memories() if isinstance(one, KvMemory)]
     tiles += [latent_tile_tokens(one.num_heads, device) for one in spec.memories() if isinstance(one, LatentMemory)]
-    return Place(device, min(tiles, default=of(1, 1)))
+    return LayerDevice(device, min(tiles, default=of(1, 1)))
 
 
 class ReferenceOps(OpTable):
@@ -74,10 +74,10 @@ class ReferenceOps(OpTable):
 
 
 def compare_layers(
-    model: Decoder, checkpoint: Checkpoint | None, settings: Resolved, place: Place | None = None
+    model: Decoder, checkpoint: Checkpoint | None, settings: Resolved, place: LayerDevice | None = None
 ) -> Iterator[Finding]:
     """Give each layer the same inputs, those of the reference, and yield what comes of it."""
-    spec, place = model.spec, place or find_place(model.spec, settings)
+    spec, place = model.spec, place or find_layer_device(model.spec, settings)
     plain = None if place.tile_tokens else _open(checkpoint, spec, storage_options(settings), OpTable("cpu"), settings)
     reference = _open(checkpoint, spec, Options(torch.float32, None), ReferenceOps("cpu"), settings)
     size, kv = settings.block_size, settings.kv_cache_dtype
@@ -157,7 +157,7 @@ def compute_reference(
 
 
 def make_step(
-    spec: ModelSpec, block_size: int, kv_dtype: str, rows: Sequence[Sequence[int]], place: Place = HOST
+    spec: ModelSpec, block_size: int, kv_dtype: str, rows: Sequence[Sequence[int]], place: LayerDevice = HOST
 ) -> tuple[Step, list[Any]]:
     """Make a step of whole sequences with blocks of their own, and each layer's memory."""
     lengths = [len(row) for row in rows]
