@@ -89,6 +89,7 @@ def colours_of(selector: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/live", **ROOT)
     tab.wait("document.querySelector('.badge.is-good')")
