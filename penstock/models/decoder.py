@@ -15,7 +15,7 @@ from penstock.models.layer import Norm, Rope
 from penstock.models.pooling import Pooling
 from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec, parts
 from penstock.ops import OpTable
-from penstock.quant.dense import Dense, Matrix
+from penstock.quant.dense import dense as dense
 from penstock.quant.fp8 import as_fp8
 from penstock.quant.scheme import Scheme
 
@@ -196,11 +196,6 @@ class Build:
         head: Any = self.head(spec.head, embedding) if spec.is_last else None  # other stages compute no logits
         first: Any = embedding or layers.Received(spec.width)  # called alike
         return Decoder(spec.cut(), self.ops, first, stack, norm, head)
-
-
-def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
-    """Store a matrix in full precision, as the weight's device reads it best."""
-    return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)
 
 
 def hold_heads(ops: OpTable, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:
