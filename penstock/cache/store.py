@@ -47,8 +47,8 @@ class BlockNames:
     equal contents in any process."""
 
     def __init__(self, fingerprint: str, find_adapters: Callable[[str], str | None] = lambda key: None) -> None:
-        """`find_adapters` turns a root's adapters, which are numbers of this process, into what their files hold; None
-        where that is not known."""
+        """`find_adapters` maps a root's adapter numbers, which are this process's, to digests of their files; None if
+        unknown."""
         self._start = _digest(fingerprint.encode())
         self.find_adapters = find_adapters
 

@@ -142,8 +142,8 @@ def _gpu_share(config: EngineConfig, gpu: GpuFacts) -> tuple[int, str]:
 
 
 def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
-    """Tokens of cache that fit beside weights, a step's results and captured graphs; 0 if loading alone, which holds a
-    matrix and its quantized form at once, takes more."""
+    """Return the cache tokens that fit beside weights, activations and captured graphs; 0 if loading alone needs
+    more."""
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or _gpu_step(facts, gpu)[0]
     logits = 2 * gpu.vocab_size * (2 * seqs + 4 * (gpu.prompt_logit_rows + seqs))  # captured graphs share theirs

@@ -293,8 +293,8 @@ class Occupancy:
         max_rows: int,
         is_protected: Callable[[RequestPart], bool],
     ) -> list[RequestPart]:
-        """List parts to preempt, newest first, so that `flight` gets a row: of the tenant furthest over its share, or
-        of the tenant's own largest request."""
+        """List parts to preempt for `flight`, newest first: of the tenant furthest over its share, or of the tenant's
+        own largest request."""
         if self.num_rows < max_rows:
             return []
         size = len(flight.parts[0].siblings) if flight.parts else 1

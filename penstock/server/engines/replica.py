@@ -226,9 +226,9 @@ def can_hand_over(request: Request) -> bool:
 
 
 def choose_replica(replicas: Sequence[Replica], digests: Sequence[bytes]) -> Replica:
-    """Choose the replica with the longest prefix of a prompt, unless it is overloaded: its work is above the least busy
-    one's by more than RECOMPUTE times what that one would have to compute more. Prompts that are new everywhere go
-    where the cache has room, else to the least busy."""
+    """Choose the replica with the longest cached prefix, unless it is overloaded: its load exceeds the least busy one's
+    by more than RECOMPUTE times the tokens saved. A prompt cached nowhere goes where the cache has room, else to the
+    least busy."""
 
     def cost(replica: Replica) -> tuple[float, int, int]:
         prefixes = replica.prefixes
