@@ -40,6 +40,9 @@ MAX_INT_TILE_ROWS = 128  # beyond, dequantize and call cuBLAS; half as many for 
 MIN_LARGE_WEIGHT = 1 << 24  # values; smaller weights make too few 256-wide tiles
 MIN_WIDE_TILE_OUTPUTS = 4096  # outputs; fewer make too few 128-wide tiles
 INT_STAGES = 3  # weight tiles in flight
+MAX_INT_GEMV_VALUES = 1 << 24  # of a weight; beyond, one row is multiplied by integer dot products: 2026-11-19
+MIN_MANY_DOT_OUTPUTS = 8192
+DOT_GROUPS = 16  # groups of 32 inputs that a program quantizes: 2026-11-19
 DEQUANTIZE_SPANS = 128  # spans per program
 DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
 
@@ -125,6 +128,15 @@ def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:
     if block < 4096:
         return 4, block, 4 if block <= 1024 else 16
     return 2, block, 8
+
+
+def grouped_gemv_shape(width: int, itemsize: int, is_gated: bool) -> tuple[int, int, int]:
+    """Return outputs, inputs and warps of a program that multiplies one row with a part of its expert. 2026-11-19, 768
+    and 2048 inputs."""
+    if is_gated and itemsize == 2:
+        return 1, min(1024, 1 << max(0, width - 1).bit_length()), 4
+    num_outs, block, num_warps = gemv_shape(width, itemsize)
+    return max(1, num_outs // 2) if is_gated else num_outs, block, num_warps
 
 
 class GemmTile(NamedTuple):
@@ -219,6 +231,26 @@ def int_gemv_shape(num_units: int, num_out: int) -> tuple[int, int]:
     if num_units <= 256:
         return rows, 1 << max(0, num_units - 1).bit_length()
     return rows, 64 if num_units % 128 and num_units <= 1024 else 128
+
+
+class DotShape(NamedTuple):
+    """The shape of a program of integer dot products."""
+
+    has_two_panels: bool  # of 8 outputs, or 8 gates and their ups
+    num_pairs: int  # of groups of inputs, at a time
+    num_warps: int
+
+
+def int_dot_shape(num_out: int, num_pairs: int, bits: int, is_gated: bool) -> DotShape:
+    """Return the shape for so many outputs and pairs of groups. 2026-11-19, the 8B's matrices."""
+    if num_out >= MIN_MANY_DOT_OUTPUTS:
+        has_two, pairs, num_warps = True, 8, 4
+    elif num_out > MIN_WIDE_TILE_OUTPUTS:
+        has_two, pairs, num_warps = bits == 8, 16, 8
+    else:
+        has_two, pairs, num_warps = True, 32, 8
+    pairs = min(pairs, 1 << max(0, num_pairs - 1).bit_length())
+    return DotShape(has_two or is_gated, pairs, num_warps)
 
 
 def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, int, int, int]:

@@ -9,6 +9,7 @@ from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
 from penstock.ops.matmul.int_product import PAIR, PANEL, bits_of, int_product, sets_of
 from penstock.ops.triton.launch import pdl_options, wait_for_previous
 from penstock.ops.triton.matmul.epilogue import apply_epilogue, epilogue_args
+from penstock.ops.triton.matmul.int_dot import int_dots
 from penstock.ops.triton.matmul.int_gemv import int_gemv
 from penstock.ops.triton.matmul.int_rows import dequantize, sum_ints
 from penstock.ops.triton.norm import apply_norm
@@ -17,6 +18,7 @@ from penstock.ops.triton.tuning import (
     DEQUANTIZE_SCRATCH_BYTES,
     EPILOGUE_BLOCK,
     INT_STAGES,
+    MAX_INT_GEMV_VALUES,
     MAX_INT_TILE_ROWS,
     MIN_LARGE_WEIGHT,
     int_tile_shape,
@@ -181,11 +183,6 @@ def _dequantized_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, ep
     return sums[0] if epilogue == NO_EPILOGUE else _finish(sums, x.dtype, epilogue)
 
 
-def _prefers_tile(x: Tensor, words: Tensor, num_out: int) -> bool:
-    """Return True if tensor cores are faster for a single row: with large 4-bit weights, which are slow to decode."""
-    return bits_of(words) == 4 and num_out * x.shape[1] > MIN_LARGE_WEIGHT and x.itemsize == 2
-
-
 @int_product.impl("cuda", exact=False)
 def _body(
     x: Tensor,
@@ -196,16 +193,17 @@ def _body(
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Use a fused GEMV for one row, a tensor-core tile for a few, cuBLAS on dequantized weights for more."""
-    is_large = num_out * x.shape[1] >= MIN_LARGE_WEIGHT
-    is_one = x.shape[0] == 1 and x.is_contiguous() and not _prefers_tile(x, words, num_out)
-    if eps > 0 and (not is_one or (is_large and norm is not None)):  # many programs would read a norm's weights again
-        x, norm, eps = apply_norm(x, norm, eps), None, 0.0
-    if is_one:
-        return int_gemv(x, words, scales, num_out, epilogue, norm, eps)
+    """Use a fused GEMV for one row, integer dot products where its weight is large, a tensor-core tile for a few rows,
+    cuBLAS on dequantized weights for more."""
+    num_values = num_out * x.shape[1]
+    if x.shape[0] == 1 and x.is_contiguous():
+        multiply_one = int_dots if num_values > MAX_INT_GEMV_VALUES and x.itemsize == 2 else int_gemv
+        return multiply_one(x, words, scales, num_out, epilogue, norm, eps)
+    if eps > 0:
+        x = apply_norm(x, norm, eps)
     x = x if x.stride(1) == 1 else x.contiguous()
     if not x.shape[0]:
         return x.new_empty((0, epilogue.num_results(num_out)))
-    max_rows = MAX_INT_TILE_ROWS if is_large else MAX_INT_TILE_ROWS // 2
+    max_rows = MAX_INT_TILE_ROWS if num_values >= MIN_LARGE_WEIGHT else MAX_INT_TILE_ROWS // 2
     multiply = _tile_gemm if x.shape[0] <= max_rows and x.dtype != torch.float32 else _dequantized_gemm
     return multiply(x, words, scales, num_out, epilogue)
