@@ -109,7 +109,7 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
             assembly.defaults.is_recommended,
             list(assembly.applied),
             ranks,
-            {"imports": imported - begin, **assembly.watch.seconds},
+            start_s={"imports": imported - begin, **assembly.watch.seconds},
         )
     )
     loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
