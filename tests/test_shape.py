@@ -108,6 +108,7 @@ ADDED_FLAGS: dict[str, str] = {
         f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
     },
+    "serve --kv-transfer-port": "which port other servers may reach depends on the network between them",
     "serve --data-parallel-size": "how many engines share a machine depends on its cores and on the load",
     **{
         f"route --{flag}": "a router is a server on the net: the same flags as of serve, with the same meaning"
@@ -167,11 +168,19 @@ ADDED_FLAGS: dict[str, str] = {
             *("plan", "run", "run-batch", "tune", "verify"),
         )
     },
+    **{
+        f"{command} --cpu-offload-gb": "how much of the host's memory a GPU's model may take is the operator's"
+        for command in (
+            *("bench latency", "bench speculation", "bench throughput", "chat", "perplexity"),
+            *("plan", "run", "run-batch", "tune", "verify"),
+        )
+    },
     "serve --nnodes": "how many machines share a model nobody but the operator knows",
     **{
         f"info --{flag}": "what each rank will hold is shown before anything is loaded"
         for flag in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel")
     },
+    "info --cpu-offload-gb": "what a GPU and its host will hold is shown before anything is loaded",
     "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",
     "chat --markdown": "who copies an answer's source wants it as it is",

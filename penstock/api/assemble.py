@@ -205,13 +205,21 @@ def _resolve_settings(
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
-            gpu=None if gpu is None else replace(gpu, total_bytes=gpu.total_bytes // num_replicas),
+            gpu=None if gpu is None else _share_gpu(gpu, draft, num_replicas),
             num_replicas=num_replicas,
         ),
     )
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
     return keep_layers(spec, settings), settings
+
+
+def _share_gpu(gpu: GpuFacts, draft: DraftPart | None, num_replicas: int) -> GpuFacts:
+    """Facts for one of the engines that share a GPU, with a drafting model in each."""
+    gpu = replace(gpu, total_bytes=gpu.total_bytes // num_replicas)
+    if draft is None:
+        return gpu
+    return replace(gpu, draft_bytes=draft.count_gpu_weights(), draft_step_bytes=draft.count_gpu_features())
 
 
 def _why_no_drafts(spec: ModelSpec) -> str:

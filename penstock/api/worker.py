@@ -19,7 +19,7 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
-from penstock.engine.messages import Failed, Found, LostRank, Ready
+from penstock.engine.messages import BlockTransfer, Failed, Found, LostRank, Ready
 from penstock.errors import InvalidRequest, PenstockError, RankLost
 from penstock.host.energy import find_meter
 from penstock.host.machine import hold_few_heaps
@@ -42,6 +42,7 @@ class Task(msgspec.Struct, frozen=True):
     endpoint: str
     beat_endpoint: str
     num_replicas: int = 1  # engines that share the machine
+    transfer: BlockTransfer | None = None  # of cache blocks, between servers
 
     @property
     def folder(self) -> Path | None:
@@ -76,6 +77,7 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
     from penstock.api.assemble import assemble, bytes_per_token, gpu_uuid, held_gpu_bytes
+    from penstock.api.engine.transfer import open_exchange
     from penstock.api.model_files import find_model
     from penstock.api.ranks.watch import watch_ranks
 
@@ -89,6 +91,7 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
     ranks = watch_ranks(engine.executor, heartbeat, partial(_end, heartbeat))
+    exchange = None if task.transfer is None else open_exchange(engine, task.transfer)
     wire.send(
         Ready(
             [(one.name, one.value, one.why) for one in settings.settings],
@@ -109,10 +112,13 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
             assembly.defaults.is_recommended,
             list(assembly.applied),
             ranks,
-            start_s={"imports": imported - begin, **assembly.watch.seconds},
+            None if exchange is None else exchange.port,
+            {"imports": imported - begin, **assembly.watch.seconds},
         )
     )
     loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
+    if exchange is not None and exchange.fetch is not None:
+        loop.fetch_with(exchange.fetch)
     meter = find_meter(settings.device, gpu_uuid(settings.device), task.folder)
     if meter is not None:
         loop.account.energy = EnergyAccount(meter.read)

@@ -146,6 +146,12 @@ class EngineConfig:
     )
     device: str = option("auto", "auto: a free GPU, else the CPU", DEVICES)
     gpu_memory_utilization: float = option(0.9, "share of GPU memory to fill", least=0.05, most=1.0)
+    cpu_offload_gb: float = option(
+        0.0,
+        "GiB of the weights to keep in host memory, from where a GPU reads them in every step",
+        least=0.0,
+        most=65536.0,
+    )
     enforce_eager: bool = option(False, "disable CUDA graphs")
     deterministic: bool = option(
         False, "bitwise reproducible answers on a GPU in any batch; slower (a CPU always has them)"

@@ -12,6 +12,7 @@ from starlette.routing import Match
 from penstock.host.version import VERSION
 from penstock.hub.names import looks_like_path
 from penstock.server.catalog import Catalog
+from penstock.server.config import BOTH
 from penstock.server.http.context import json_response, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
@@ -34,7 +35,8 @@ async def ready(request: Request) -> Response:
     """Report if the model is loaded, its engine responds and requests are accepted."""
     server = server_of(request)
     if server.is_ready:
-        return json_response({"status": "ready", **_count_replicas(server.catalog)})
+        role = {"role": server.config.lone_role} if server.config.lone_role else {}
+        return json_response({"status": "ready", **role, **_count_replicas(server.catalog)})
     reason, retry_s = ("stopping", 1) if server.is_draining else server.catalog.not_ready_reason
     return json_response({"status": reason}, 503, {"Retry-After": str(retry_s)})
 
@@ -131,7 +133,8 @@ async def info(request: Request) -> Response:
                 ],
             }
         shown.append(entry)
-    return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
+    role = server.config.lone_role or BOTH
+    return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "role": role, "models": shown})
 
 
 def _list_public_facts(model: ServedModel) -> dict[str, Any]:

@@ -130,6 +130,46 @@ def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], target:
     assert make_plan(subject, config, device, target, is_timed=False).fit.memory.fits
 
 
+@pytest.mark.parametrize(("tokens", "gigabytes"), [(1, 6.0), (1000, 60.0)])
+def test_experts_are_read_as_they_are_chosen(tokens: int, gigabytes: float) -> None:
+    """Of 30 billion parameters 3 are multiplied by one token, and all are read by many. Breaks when stacks of experts
+    are no matrices, or are all read."""
+    model = find_fit(Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(), find_gpu("H200"), 256, 1).model
+    found = Matrices.of(model)
+    read = found.layer_bytes * found.touch_share(tokens) + found.head_bytes
+    assert read / 1e9 == pytest.approx(gigabytes, rel=0.15)
+
+
+def test_weights_in_host_memory_are_forecast() -> None:
+    """A step of one row waits for the copies; experts few rows read in place, and more of them by the step."""
+    target, device = TargetLoad(1, 128, 128), find_gpu("RTX-4090")
+    found = make_plan(*llama(cpu_offload_gb=8), device, target, is_timed=False)
+    plain = make_plan(*llama(), device, target, is_timed=False)
+    assert found.fit.memory.host == 8 << 30 and plain.fit.memory.host == 0
+    assert 0 < plain.fit.memory.weights - found.fit.memory.weights < 8 << 30
+    assert found.fit.memory.max_cache_tokens > plain.fit.memory.max_cache_tokens
+    assert found.speed is not None and found.speed.tpot_s == pytest.approx((8 << 30) / 25e9)
+    experts = Subject(SHAPES["qwen3-30b-a3b"], None)
+    one, many = (
+        make_plan(
+            experts, EngineConfig(cpu_offload_gb=32), find_gpu("H200"), TargetLoad(rows, 128, 128), is_timed=False
+        ).speed
+        for rows in (1, 64)
+    )
+    assert one is not None and many is not None
+    assert many.tpot_s == pytest.approx((32 << 30) / 55e9) and one.tpot_s == pytest.approx(many.tpot_s / 16, rel=0.1)
+
+
+def test_host_memory_is_the_last_advice_for_a_gpu() -> None:
+    subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=2048, quantization="int8")
+    device = find_gpu("L4")
+    change = make_plan(subject, config, device, TargetLoad(1), is_timed=False).change
+    assert change is not None and change.flags.startswith("--cpu-offload-gb ")
+    size = float(change.flags.split()[1])
+    config = replace(config, cpu_offload_gb=size)
+    assert make_plan(subject, config, device, TargetLoad(1), is_timed=False).fit.memory.fits
+
+
 def test_a_slower_device_is_slower() -> None:
     """Bandwidth bounds one request, arithmetic a large batch."""
     subject, config = llama(max_model_len=2048)

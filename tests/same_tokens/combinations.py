@@ -48,8 +48,7 @@ EXCEPTIONS = {
     **{(drafter, "beams"): NONE for drafter in DRAFTERS},
     **{(drafter, "recurrent models"): REFUSED for drafter in DRAFTERS},
     **{(drafter, "embedding models"): REFUSED for drafter in DRAFTERS},
-    **{(drafter, "GPU"): DEVICE for drafter in TEXT_DRAFTERS},
-    **{(drafter, "GPU"): REFUSED for drafter in MODEL_DRAFTERS},
+    **{(drafter, "GPU"): DEVICE for drafter in DRAFTERS},
     ("grammar", "GPU"): NONE,
     ("tree", "GPU"): REFUSED,
 }

@@ -268,8 +268,6 @@ def check_refusal(folder: Path, drafter: str, column: str) -> None:
     if column == "GPU":
         gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
         given, why = '{"tree": true}', "tree=true cannot be used on a GPU"
-        if drafter in MODEL_DRAFTERS:
-            given, why = json.dumps(describe(drafter)), f"method={drafter} drafts on a CPU only"
         with pytest.raises(InvalidConfig, match=why):
             resolve(EngineConfig(device="cuda", speculative_config=given), Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
         return
@@ -303,6 +301,11 @@ def check_gpu(models: Models, drafter: str) -> None:
     request = Request(id="r", tokens=(70, 73), sampling=params, max_tokens=20)
     state = RowState(request, 0, [70, 73], 2, models.find_plain("ngram").service.assembly.grammars)
     assert state.can_verify_on_device is (find_word(drafter, "GPU") == DEVICE)
+    if drafter in MODEL_DRAFTERS:
+        gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
+        asked = EngineConfig(device="cuda", speculative_config=json.dumps(describe(drafter)))
+        settings = resolve(asked, Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
+        assert settings.speculative_config == asked.speculative_config
 
 
 def check_same(models: Models, drafter: str, column: str) -> None:

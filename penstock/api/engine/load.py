@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from penstock.config import Resolved
+from penstock.config import GIB, Resolved
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import PACKED
@@ -43,4 +43,5 @@ def load_weights(
         exact=settings.deterministic,
         loras=loras,
         mesh=mesh,
+        offload_bytes=int(settings.cpu_offload_gb * GIB),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -107,11 +107,18 @@ def start_engine(
     from penstock.runner.cuda.make import make_runner
 
     runner = make_runner(model, memory, settings, grammars, drafters, store, bank)
+    _warm(runner, ahead, draft, settings)
+    settle_collector()
+    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+
+
+def _warm(runner: Any, ahead: AheadCompiler | None, draft: DraftPart | None, settings: Resolved) -> None:
+    """Compile a GPU's first kernels, and load its drafting model."""
     if ahead:
         ahead.wait()
     runner.warm()
-    settle_collector()
-    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+    if draft is not None:
+        draft.load(runner, runner.memory.blocks.nbytes, settings)
 
 
 def _prompt_cap(settings: Resolved) -> PromptCap | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.cache.group import LAYOUTS
 from penstock.models.decoder import linears
+from penstock.models.experts import Experts
 from penstock.models.spec import ModelSpec
 
 
@@ -35,12 +36,14 @@ class Matrices:
     @classmethod
     def of(cls, model: Any) -> Matrices:
         """Count those of a decoder or an encoder as it is loaded."""
-        schemes = [(name, linear.scheme) for name, linear, _ in linears(model)]
-        values = sum(scheme.num_out * scheme.num_in for _, scheme in schemes)
+        schemes = [linear.scheme for _, linear, _ in linears(model)]
+        stacks = [stack for block in model.blocks for stack in getattr(block.ffn, "stacks", tuple)()]
+        schemes += [stack.scheme for stack in stacks]
+        values = sum(scheme.num_out * scheme.num_in for scheme in schemes)
         head, embedded = getattr(model, "head", None), model.embedding.tokens
         return cls(
             values,
-            sum(scheme.num_bytes for _, scheme in schemes),
+            sum(scheme.num_bytes for scheme in schemes),
             head.rows.num_out * head.rows.num_in if head else 0,
             head.rows.num_bytes if head else 0,
             embedded.num_bytes // embedded.num_out,
@@ -52,11 +55,10 @@ def _count_experts(spec: ModelSpec, values: int) -> tuple[float, float]:
     """Return the share of the values that are experts', and the share of experts that a token goes through."""
     of_experts, shares = 0, [1.0]
     for layer in spec.layers:
-        num_experts, num_chosen = (getattr(layer.ffn, name, 0) for name in ("num_experts", "num_chosen"))
-        if num_experts and num_chosen and layer.ffn is not None:
+        if isinstance(layer.ffn, Experts):
             shapes = layer.ffn.parameters()
-            of_experts += sum(prod(shape) for name, shape in shapes.items() if "expert" in name and len(shape) > 1)
-            shares.append(num_chosen / num_experts)
+            of_experts += sum(prod(shape) for name, shape in shapes.items() if name.startswith("experts."))
+            shares.append(layer.ffn.routing.num_chosen / layer.ffn.num_experts)
     return min(1.0, of_experts / max(1, values)), min(shares)
 
 

@@ -79,6 +79,7 @@ def make_plan(
                 Memories.of(fit.spec, settings.kv_cache_dtype),
                 fit.spec.num_layers,
                 settings.quantization == "fp8",
+                memory.host,
             )
         )
         speed = forecast_speed(times, load)
@@ -114,6 +115,9 @@ def _find_change(
     if not device.is_gpu:
         gib = -(-fit.memory.total // (1 << 30))
         return Change(f"--memory {gib}G", f"{gib} GiB hold weights and cache")
+    for size in HOST_GIB:
+        if not config.cpu_offload_gb and fits(replace(config, cpu_offload_gb=size)):
+            return Change(f"--cpu-offload-gb {size}", "so much of the weights stays in host memory; steps wait for it")
     for other in known_gpus():
         if other.memory_bytes > device.memory_bytes and fits(config, other):
             name = other.name.removeprefix("NVIDIA ").replace(" ", "-")
@@ -122,6 +126,7 @@ def _find_change(
 
 
 MIN_CONTEXT = 256
+HOST_GIB = (4, 8, 16, 32)  # of weights; with more, a larger GPU is the better advice
 FEW_TOKENS = 2048  # of a step
 
 

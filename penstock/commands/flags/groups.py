@@ -11,7 +11,7 @@ _GROUPS = {
         max_queued_requests max_queued_tokens request_timeout max_body_mb max_files_mb memory_budget_gb keep_alive
         shutdown_timeout hang_timeout
     """,
-    "Engine": "data_parallel_size role",
+    "Engine": "data_parallel_size role kv_transfer_port",
     "API": """
         served_model_name lora_modules unknown_fields tool_call_parser reasoning_parser public_prefix data_folder
         root_path enable_force_include_usage return_tokens_as_token_ids

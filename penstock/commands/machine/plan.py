@@ -122,6 +122,7 @@ def describe(forecast: Forecast) -> dict[str, Any]:
             "process": memory.process,
             "total": memory.total,
             "limit": memory.limit,
+            **({"host": memory.host} if memory.host else {}),
         },
         "kv_cache_tokens": {"needed": memory.needed_tokens, "room": max(0, memory.max_cache_tokens)},
         "load": {
@@ -161,7 +162,7 @@ def _lines(model: str, forecast: Forecast) -> str:
     table.add("device", f"{forecast.device.name}, {_gib(forecast.device.memory_bytes)}")
     if memory.limit != forecast.device.memory_bytes:
         table.add("for the engine", f"{_gib(memory.limit)} (--gpu-memory-utilization)")
-    table.add("weights", _gib(memory.weights))
+    table.add("weights", _gib(memory.weights) + (f", and {_gib(memory.host)} in host memory" if memory.host else ""))
     table.add("KV cache", f"{_gib(memory.cache)}: {load.concurrency} × {forecast.length} tokens")
     table.add("steps", _gib(memory.step) + (f", and {_gib(memory.process)} for the process" if memory.process else ""))
     table.add("total", _gib(memory.total))

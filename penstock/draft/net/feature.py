@@ -12,9 +12,9 @@ from torch import Tensor
 from penstock.draft.net.feature_spec import LAYER, FeatureSpec
 from penstock.errors import InvalidModel
 from penstock.layers import StepInputs
-from penstock.models.decoder import Build, Decoder, dense
+from penstock.models.decoder import CPU, Build, Decoder, dense
 from penstock.models.files import Checkpoint
-from penstock.models.load import match
+from penstock.models.load import match, move
 from penstock.models.memory import Memory
 from penstock.models.reading import from_checkpoint
 from penstock.ops import OpTable
@@ -41,12 +41,19 @@ class FeatureNet:
     is_target = False
     own_ids: np.ndarray | None = None
 
-    def __init__(self, checkpoint: Checkpoint, spec: FeatureSpec, target: Decoder, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: FeatureSpec,
+        target: Decoder,
+        dtype: torch.dtype | None,
+        device: torch.device = CPU,
+    ) -> None:
         self.spec, self.name, self.taps = spec, spec.method, spec.taps
         self.max_model_len = spec.max_model_len
         self.ops, self._target = target.ops, target
-        take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
-        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias))
+        take = move(from_checkpoint(checkpoint, match(checkpoint, spec), dtype), device)
+        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias), device)
         self._is_eagle3 = spec.method == "eagle3"
         block = spec.layers[0]
         self._attention = spec.mixer.build(build, f"{LAYER}.attention")

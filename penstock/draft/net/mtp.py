@@ -16,10 +16,10 @@ from torch import Tensor
 from penstock.draft.net.feature import SplitProduct
 from penstock.draft.net.feature_spec import LAYER
 from penstock.layers import StepInputs
-from penstock.models.decoder import Build, Decoder, dense
+from penstock.models.decoder import CPU, Build, Decoder, dense
 from penstock.models.files import Checkpoint
 from penstock.models.layer import RmsNorm, Shapes, add_prefix, matrix
-from penstock.models.load import match
+from penstock.models.load import match, move
 from penstock.models.memory import Memory
 from penstock.models.names import IGNORED, Names, Stored
 from penstock.models.reading import from_checkpoint
@@ -95,11 +95,18 @@ class MtpNet:
     target_ids: np.ndarray | None = None
     own_ids: np.ndarray | None = None
 
-    def __init__(self, checkpoint: Checkpoint, spec: MtpSpec, target: Decoder, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: MtpSpec,
+        target: Decoder,
+        dtype: torch.dtype | None,
+        device: torch.device = CPU,
+    ) -> None:
         self.spec, self.ops, self._target = spec, target.ops, target
         self.max_model_len = spec.max_model_len
-        take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
-        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias))
+        take = move(from_checkpoint(checkpoint, match(checkpoint, spec), dtype), device)
+        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias), device)
         self._fc = SplitProduct(self.ops, take(f"{LAYER}.fc.weight"), None, 2)
         self._block = build.block(LAYER, spec.layers[0])
         norm = target.spec.norm

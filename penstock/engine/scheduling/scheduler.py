@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
+from penstock.cache.radix import Root
 from penstock.engine.draft_tree import keep_likeliest, take_line
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
@@ -114,6 +115,12 @@ class Scheduler:
         for sibling in siblings:
             sibling.leader = first
         self.roster.enter(request, [first, *siblings])
+
+    def count_known(self, request: Request) -> int:
+        """Count the tokens of a request's prompt that are in the cache, once what others put into the store is seen."""
+        if self.cache.saves is not None:
+            self.cache.saves.store.refresh()
+        return self.cache.match(Root(request.salt, request.num_public, request.lora_key), request.tokens)
 
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
         """End a request, or one of its siblings, now; its blocks are free as soon as no started plan names them."""

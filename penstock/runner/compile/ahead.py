@@ -170,7 +170,9 @@ def _drop_duplicate_blocks(singles: DecodeGraphs) -> None:
     for layer, block, cache in zip(model.spec.layers, model.blocks, singles.caches):
         tensors = [value for value in vars(cache).values() if isinstance(value, torch.Tensor)] if cache else []
         aligned = tuple(tensor.data_ptr() % 16 for tensor in tensors)
-        kept.setdefault((layer, cache and cache.group, aligned, block is model.blocks[-1]), (block, cache))
+        kernels = getattr(block, "kernels", None)  # of one with offloaded weights
+        is_last = block is model.blocks[-1]
+        kept.setdefault((layer, cache and cache.group, aligned, kernels, is_last), (block, cache))
     model.blocks, singles.caches = [block for block, _ in kept.values()], [cache for _, cache in kept.values()]
 
 

@@ -23,23 +23,49 @@ MIN_CAPABILITY = (8, 0)  # older ones cannot multiply bfloat16
 MIN_TRITON, MIN_TORCH = (3, 6), "2.10"  # older Tritons do not compile all kernels
 # Compared with transformers on a GPU by tests/gpu.
 CHECKED = (
+    "ArceeForCausalLM",
     "BertModel",
     "BloomForCausalLM",
+    "Cohere2ForCausalLM",
+    "CohereForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "Exaone4ForCausalLM",
     "FalconForCausalLM",
     "GPT2LMHeadModel",
     "GPTNeoXForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GemmaForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmForCausalLM",
+    "GptOssForCausalLM",
     "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
     "LlamaForCausalLM",
+    "MiniCPM3ForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
     "OPTForCausalLM",
     "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoeForCausalLM",
     "Phi3ForCausalLM",
+    "PhiForCausalLM",
+    "PhimoeForCausalLM",
     "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
+    "YoutuForCausalLM",
 )
 NUM_SMS, MAJOR, MINOR = 16, 75, 76  # of the driver's device attributes
 
@@ -125,6 +151,7 @@ def _facts(
         0 if spec.is_encoder else max_captured_tokens(spec.num_parameters),
         lora_bytes=0 if spec.is_encoder else lora_bytes(spec),
         kept_bytes=kept_bytes(spec),
+        layer_matrix_bytes=layer_matrix_bytes(spec),
     )
 
 
@@ -187,6 +214,11 @@ def layer_bytes(spec: ModelSpec) -> int:
         if name.startswith("layers."):
             sizes[name.split(".")[1]] += 2 * prod(shape)
     return max(sizes.values(), default=0)
+
+
+def layer_matrix_bytes(spec: ModelSpec) -> int:
+    """Bytes of the layers' largest matrix, or stack of experts, at 16 bits."""
+    return max((2 * prod(shape) for name, shape in spec.parameters().items() if name.startswith("layers.")), default=0)
 
 
 def matrix_bytes(spec: ModelSpec) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import torch
 
 from penstock.engine.plan import Result, Row, RowResult
 from penstock.runner.cuda.decode_batch import DecodeBatch, Report, describe_failure
+from penstock.runner.cuda.drafting.features import KeptStep
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.rows import RunningRow, add_sampled
 from penstock.sampling.sampler import Sampled, Sampler
@@ -97,6 +98,7 @@ class StepTicket:
     device_rows: list[tuple[RowResult, RunningRow, int]] = field(default_factory=list)  # and the place of its token
     draft_rows: list[DraftRow] = field(default_factory=list)
     proposals: Proposals | None = None
+    kept: KeptStep | None = None  # for a drafting model
     idle_s: float = 0.0
     end_s: float = 0.0  # when its result was read, by the host's clock
     host_rows: list[HostRow] = field(default_factory=list)
@@ -182,5 +184,10 @@ class StepTicket:
         self.ended, self.end_s = True, time.perf_counter()
         if self.error is not None or self.lost:
             return Result(self.number, error=self.error, lost=self.lost)
-        results = self.results if self.proposals is None else self.proposals.add(self.results)
-        return Result(self.number, results, forward_s=self.waited_s, step_s=self.step_s, idle_s=self.idle_s)
+        results, draft_s = self.results if self.proposals is None else self.proposals.add(self.results), 0.0
+        if self.kept is not None:
+            results, draft_s = self.kept.add(results)
+            self.end_s = time.perf_counter()
+        return Result(
+            self.number, results, forward_s=self.waited_s, step_s=self.step_s, idle_s=self.idle_s, draft_s=draft_s
+        )

@@ -20,17 +20,17 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from penstock.engine.messages import Command, Report, Stop
+from penstock.engine.messages import BlockTransfer, Command, Report, Stop
 from penstock.errors import InvalidConfig
 from penstock.host.machine import python_command
-from penstock.server.config import ROLES
+from penstock.server.config import BOTH
 from penstock.server.connections.body_memory import run_without_gc
+from penstock.server.handover.roles import check_store
 
 FOLDER = "penstock-sockets-"
 MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path without the null
 LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"
 WORKER = python_command("penstock.api.worker")
-PREFILL, DECODE, BOTH = ROLES
 STOP_S = 5.0
 _serial_numbers = itertools.count(1)
 DRAIN_MS = 20  # for reports left after its death
@@ -118,9 +118,12 @@ class Launch:
     num_replicas: int = 1
     command: Sequence[str] = WORKER
     roles: Sequence[str] = ()  # of the replicas: prefill, decode or both; empty: all do both
+    transfer: BlockTransfer | None = None  # of blocks, where other servers have the other role
 
     def __post_init__(self) -> None:
-        if self.roles and not self.options.get("kv_offloading_path"):
+        if self.transfer is not None:
+            check_store(self.roles[0], self.options, self.transfer.port)
+        elif self.roles and not self.options.get("kv_offloading_path"):
             raise InvalidConfig(
                 "role hands prompts over through a store that engines share: set kv_offloading_path, to a folder in "
                 "/dev/shm for one in memory"
@@ -132,6 +135,12 @@ class Launch:
 
     def find_role(self, number: int) -> str:
         return self.roles[number] if self.roles else BOTH
+
+    def find_transfer(self, number: int) -> BlockTransfer | None:
+        """Return a replica's part in handing prompts over: each has a port of its own."""
+        if self.transfer is None or not self.transfer.port:
+            return self.transfer
+        return msgspec.structs.replace(self.transfer, port=self.transfer.port + number)
 
 
 class EngineProcess:
@@ -147,7 +156,7 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(cls, launch: Launch) -> EngineProcess:
+    async def start(cls, launch: Launch, replica: int = 0) -> EngineProcess:
         """Start a process."""
         folder = launch.folder
         number = next(_serial_numbers)
@@ -168,6 +177,7 @@ class EngineProcess:
             "endpoint": f"ipc://{paths[0]}",
             "beat_endpoint": f"ipc://{paths[1]}",
             "num_replicas": launch.num_replicas,
+            "transfer": launch.find_transfer(replica),
         }
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already, which `watch` reports

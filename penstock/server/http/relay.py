@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.host.ids import IdSource
+from penstock.server.handover.asked import HANDOVER, read_handover
 from penstock.server.http.client import Client
 from penstock.server.http.errors import ApiError
 from penstock.types import Delta, Logprob, StreamDelta
@@ -205,6 +206,8 @@ class RouterAccess:
         relay = _FORM.fullmatch(_find(scope, RELAY_HEADER) or b"")
         if relay is not None:
             scope[RELAY] = Relay(relay[1].decode(), int(relay[2]))
+        if (asked := read_handover(scope)) is not None:
+            scope[HANDOVER] = asked
         tenant, is_admin = _find(scope, TENANT_HEADER), _find(scope, ADMIN_HEADER) is not None
         return True, None if tenant is None else Client(tenant.decode("utf-8", "replace"), is_admin)
 

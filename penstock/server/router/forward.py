@@ -9,12 +9,13 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from penstock.server.handover.router import PromptHandover
 from penstock.server.http.context import run_until_disconnect
 from penstock.server.http.errors import ApiError
 from penstock.server.http.relay import KEY_HEADER, KIND_HEADER, RELAY_HEADER, RESUME_HEADER
@@ -101,6 +102,7 @@ class Forward:
 
     def __init__(self, pool: UpstreamPool, call: Call) -> None:
         self._pool, self._call = pool, call
+        self._handover = PromptHandover(pool, call)
         self._tried: set[Upstream] = set()
         self._num_deaths = 0
         self._refusal: tuple[int, Headers, bytes] | None = None
@@ -159,9 +161,11 @@ class Forward:
 
     async def _try(self, upstream: Upstream, send: Send) -> bool:
         """Ask a server; True if the client has its whole answer."""
-        work = self._pool.begin(upstream, self._call.facts)
+        handed_over = await self._handover.prepare(upstream)
+        facts = replace(self._call.facts, num_bytes=0) if handed_over else self._call.facts
+        work = self._pool.begin(upstream, facts)
         try:
-            return await self._ask(upstream, send)
+            return await self._ask(upstream, send, handed_over)
         except _Moved:
             log.info("%s: a stream goes on elsewhere", upstream.name)
             upstream.refuse("it stops")
@@ -178,13 +182,13 @@ class Forward:
         self._tried.add(upstream)
         return False
 
-    async def _ask(self, upstream: Upstream, send: Send) -> bool:
+    async def _ask(self, upstream: Upstream, send: Send, more: Headers) -> bool:
         call, resume = self._call, b""
         if self._stream is not None:
             self._stream.restart()
             resume = self._stream.resume(self._kind)
         parts = [resume, call.body] if resume else [call.body]
-        headers = call.list_headers(len(resume))
+        headers = [*call.list_headers(len(resume)), *more]
         response = await upstream.client.send(call.method, call.target, headers, [one for one in parts if one])
         try:
             upstream.responses[response.status] += 1

@@ -65,6 +65,21 @@ class _PoolCollector:
             ("penstock_router:streams_continued", "Streams that went on on another server.", self._pool.num_continued),
             ("penstock_router:prompt_parts", "Parts of prompts that were routed.", self._pool.num_prompt_parts),
             (
+                "penstock_router:prompts_handed_over",
+                "Prompts that a prefill server computed for a decode server.",
+                self._pool.handovers.num_done,
+            ),
+            (
+                "penstock_router:handover_seconds",
+                "Seconds that requests waited for that.",
+                self._pool.handovers.seconds,
+            ),
+            (
+                "penstock_router:handovers_failed",
+                "Prompts that no prefill server computed: their decode server did.",
+                self._pool.handovers.num_failed,
+            ),
+            (
                 "penstock_router:prompt_parts_known",
                 "Those that their server was sent before.",
                 self._pool.num_known_parts,

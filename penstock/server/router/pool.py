@@ -7,6 +7,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 
+from penstock.server.config import PREFILL
+from penstock.server.handover.counts import HandoverCounts
 from penstock.server.router.prompts import PART_BYTES, PromptFacts
 from penstock.server.router.upstream import Upstream
 
@@ -37,6 +39,7 @@ class UpstreamPool:
         self.upstreams = upstreams
         self.sticky = StickyIds()
         self.num_prompt_parts = self.num_known_parts = 0  # of routed prompts
+        self.handovers = HandoverCounts()  # of prompts that another server computed
         self.num_continued = 0  # streams that went on on another server
         self._policy = policy
         self._turns: Counter[int] = Counter()
@@ -53,6 +56,7 @@ class UpstreamPool:
         one with the longest prefix of the prompt, unless that is overloaded compared with the least busy."""
         ready = [one for one in self if one.takes_requests and one not in tried]
         fit = [one for one in ready if one.serves(facts.model)] or ready
+        fit = [one for one in fit if one.role != PREFILL] or fit  # a prefill server answers if there is no other
         if not fit:
             return None
         return min(fit, key=lambda one: self._cost(one, facts))

@@ -220,6 +220,7 @@ async def set_drained(request: Request) -> Response:
 def _describe(one: Upstream) -> dict[str, Any]:
     return {
         "url": one.name,
+        "role": one.role,
         "state": "drained" if one.is_drained else one.state,
         "is_ready": one.takes_requests,
         "running": one.num_running,

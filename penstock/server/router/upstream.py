@@ -10,6 +10,7 @@ from collections import Counter
 
 import msgspec
 
+from penstock.server.config import BOTH, ROLES
 from penstock.server.engines.prefixes import SentPrefixes
 from penstock.server.router.http_client import Address, Headers, UpstreamClient, UpstreamFailed
 
@@ -27,6 +28,10 @@ class _Models(msgspec.Struct):
     data: list[_Card]
 
 
+class _Health(msgspec.Struct):
+    role: str = BOTH
+
+
 class Upstream:
     """One server. `is_ready` follows the heartbeat."""
 
@@ -35,6 +40,7 @@ class Upstream:
         self.client = UpstreamClient(address, context)
         self.prefixes = SentPrefixes(MAX_KNOWN_PARTS)
         self.models: frozenset[str] | None = None  # None: it does not tell
+        self.role = BOTH
         self.state = "not asked yet"
         self.is_ready = self.is_drained = False
         self.work = 0  # bytes of prompts and answers under way, as estimated
@@ -91,6 +97,8 @@ class Upstream:
         if status != 200:
             self._has_health = True  # what stands before it may have said 404
             return self._set_state(False, f"its health check says {status}")
+        if self._has_health:
+            self._read_role(body)
         if not self._has_health:
             self._read_models(body)
         elif self._num_beats % MODELS_EVERY == 0 or not self.is_ready:
@@ -120,6 +128,11 @@ class Upstream:
     def _read_models(self, body: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             self.models = frozenset(card.id for card in msgspec.json.decode(body, type=_Models).data)
+
+    def _read_role(self, body: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            role = msgspec.json.decode(body, type=_Health).role
+            self.role = role if role in ROLES else BOTH
 
     def _set_state(self, is_ready: bool, state: str) -> None:
         if is_ready != self.is_ready:

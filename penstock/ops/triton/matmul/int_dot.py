@@ -127,22 +127,28 @@ def _pick_codes(w, g: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def _load_panels(place, up_place, some, TWO: tl.constexpr):
+    w = tl.load(place, mask=some, other=0, eviction_policy="evict_first")
+    u = w
+    if TWO:
+        u = tl.load(up_place, mask=some, other=0, eviction_policy="evict_first")
+    return w, u
+
+
+@triton.jit
+def _load_inputs(at, there):
+    """Load upper and lower bytes, and of each unit both totals and the scale."""
+    upper, lower = tl.load(at, mask=there, other=0), tl.load(at + _LOWER, mask=there, other=0)
+    first, second, bits, _ = _split_units(tl.load(at + _TOTALS, mask=there, other=0))
+    return upper, lower, first, second, bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _add_dots(
-    sums,
-    w,
-    upper,
-    lower,
-    first,
-    second,
-    input_scale,
-    scales,
-    known,
-    g: tl.constexpr,
-    BITS: tl.constexpr,
-    SETS: tl.constexpr,
-    ASM: tl.constexpr,
+    sums, w, given, scales, known, g: tl.constexpr, BITS: tl.constexpr, SETS: tl.constexpr, ASM: tl.constexpr
 ):
-    """Add the products of words w[N] with group g of their inputs to sums[N/4]."""
+    """Add the products of words w[N] with group g of their inputs, as `_load_inputs` gives them, to sums[N/4]."""
+    upper, lower, first, second, input_scale = given
     PARTS: tl.constexpr = 2 if SETS == 4 else 1  # of a group, each with a scale
     codes = _split_units(_pick_codes(w, g, BITS, ASM))
     for part in tl.static_range(PARTS):
@@ -161,6 +167,31 @@ def _add_dots(
             y += minimum * total.to(tl.float32)
         sums += input_scale * y
     return sums
+
+
+@triton.jit
+def _find_scales(q, OWN: tl.constexpr, SETS: tl.constexpr):
+    """Return where the first scales of a panel's units q lie, of pairs of OWN words an output."""
+    pair, unit, row = q // (2 * OWN), q % (OWN // 4), q // (OWN // 4) % 8
+    if SETS == 0:
+        at = pair * 16 + row * 2 + unit // 2
+    else:
+        at = pair * (8 * SETS) + unit // 2 * (4 * SETS) + row
+    return at
+
+
+@triton.jit
+def _sum_outputs(sums, PAIRS: tl.constexpr, OWN: tl.constexpr):
+    """Return the sums of a panel's 8 outputs."""
+    return tl.sum(tl.sum(tl.reshape(sums, (PAIRS, 8, OWN // 4)), 2), 0)
+
+
+@triton.jit
+def _store_panel(y, up, epilogue, out, panel, num_out, GATED: tl.constexpr, KIND: tl.constexpr):
+    n = panel * 8 + tl.arange(0, 8)
+    own = tl.minimum(n, num_out - 1)
+    y = apply_epilogue(y, up, epilogue, own, None, own, None, num_out, GATED, KIND, "")
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
 
 
 @triton.jit
@@ -195,20 +226,12 @@ def _int_dots(
         up_panel = tl.minimum(panel + 1, last)
     e, q = tl.arange(0, PAIRS * 8 * OWN), tl.arange(0, PAIRS * 2 * OWN)
     place, up_place = words + panel * num_pairs * (8 * OWN) + e, words + up_panel * num_pairs * (8 * OWN) + e
-    unit, row = q % (OWN // 4), q // (OWN // 4) % 8  # of a pair's units of 4 words
-    span = unit // 2
-    if SETS == 0:
-        scale_at = q // (2 * OWN) * 16 + row * 2 + span
-    else:
-        scale_at = q // (2 * OWN) * SCALES + span * (4 * SETS) + row
+    scale_at = _find_scales(q, OWN, SETS)
     own, up_own = scales + panel * num_pairs * SCALES + scale_at, scales + up_panel * num_pairs * SCALES + scale_at
     input_unit = (e // (8 * OWN) * (OWN // 4 * GROUPS) + e % OWN // 8 * (2 * GROUPS) + e % 8 // 4) * _UNIT + e % 4
     input_unit = tl.max_contiguous(tl.multiple_of(input_unit, 4), 4)
     some = e // (8 * OWN) < num_pairs
-    w = tl.load(place, mask=some, other=0, eviction_policy="evict_first")
-    u = w
-    if TWO:
-        u = tl.load(up_place, mask=some, other=0, eviction_policy="evict_first")
+    w, u = _load_panels(place, up_place, some, TWO)
     wait_for_previous(PDL)
     sums, ups = tl.zeros((PAIRS * 2 * OWN,), tl.float32), tl.zeros((PAIRS * 2 * OWN,), tl.float32)
     for start in range(0, num_pairs if AHEAD else PAIRS, PAIRS):
@@ -216,34 +239,19 @@ def _int_dots(
         if AHEAD:
             some = start + PAIRS + e // (8 * OWN) < num_pairs
             further = (start + PAIRS) * (8 * OWN)
-            next_w = tl.load(place + further, mask=some, other=0, eviction_policy="evict_first")
-            if TWO:
-                next_u = tl.load(up_place + further, mask=some, other=0, eviction_policy="evict_first")
+            next_w, next_u = _load_panels(place + further, up_place + further, some, TWO)
         there, known = start + e // (8 * OWN) < num_pairs, start + q // (2 * OWN) < num_pairs
         for g in tl.static_range(GROUPS):
             at = inputs + start * (OWN // 4 * GROUPS * _UNIT) + input_unit + 2 * g * _UNIT
-            upper, lower = tl.load(at, mask=there, other=0), tl.load(at + _LOWER, mask=there, other=0)
-            first, second, bits, _ = _split_units(tl.load(at + _TOTALS, mask=there, other=0))
-            scale = bits.to(tl.float32, bitcast=True)
-            sums = _add_dots(
-                sums, w, upper, lower, first, second, scale, own + start * SCALES, known, g, BITS, SETS, ASM
-            )
+            given = _load_inputs(at, there)
+            sums = _add_dots(sums, w, given, own + start * SCALES, known, g, BITS, SETS, ASM)
             if TWO:
-                ups = _add_dots(
-                    ups, u, upper, lower, first, second, scale, up_own + start * SCALES, known, g, BITS, SETS, ASM
-                )
+                ups = _add_dots(ups, u, given, up_own + start * SCALES, known, g, BITS, SETS, ASM)
         w, u = next_w, next_u
-    y = tl.sum(tl.sum(tl.reshape(sums, (PAIRS, 8, OWN // 4)), 2), 0)
-    up = tl.sum(tl.sum(tl.reshape(ups, (PAIRS, 8, OWN // 4)), 2), 0)
-    n = panel * 8 + tl.arange(0, 8)
-    own = tl.minimum(n, num_out - 1)
-    y = apply_epilogue(y, up, epilogue, own, None, own, None, num_out, GATED, KIND, "")
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
+    y, up = _sum_outputs(sums, PAIRS, OWN), _sum_outputs(ups, PAIRS, OWN)
+    _store_panel(y, up, epilogue, out, panel, num_out, GATED, KIND)
     if TWO and not GATED:
-        n = up_panel * 8 + tl.arange(0, 8)
-        own = tl.minimum(n, num_out - 1)
-        up = apply_epilogue(up, up, epilogue, own, None, own, None, num_out, False, KIND, "")
-        tl.store(out + n, up.to(out.dtype.element_ty), mask=n < num_out)
+        _store_panel(up, up, epilogue, out, up_panel, num_out, False, KIND)
 
 
 def quantize_inputs(x: Tensor, num_pairs: int, norm: Tensor | None, eps: float) -> Tensor:
