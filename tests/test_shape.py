@@ -90,6 +90,9 @@ FLAGS = {
 
 # "command --flag" → why it is a flag and not a default that is right for everybody; every later flag is listed here
 ADDED_FLAGS: dict[str, str] = {
+    "plan --data-parallel-size": "replicas divide a device's memory, so what fits depends on their number",
+    "route --max-queued-requests": "how long a queue may get before 429 is the operator's choice, as it is of a server",
+    "route --max-upstream-requests": "another maker's server does not tell how many requests it runs at once",
     "quantize --scheme": "what is to be made is the user's choice, and has no default that fits",
     "quantize --method": "slower methods keep more quality, and which one depends on the model",
     "quantize --group-size": "smaller groups keep more and take more bytes; other programs read some sizes only",

@@ -81,6 +81,8 @@ HEADS = {  # architectures of published heads → the method that reads them
     "EAGLEModel": "eagle",
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "Eagle3DraftModel": "eagle3",
     "MedusaModel": "medusa",
 }
 

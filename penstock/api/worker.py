@@ -22,6 +22,7 @@ from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import BlockTransfer, Failed, Found, LostRank, Ready
 from penstock.errors import InvalidRequest, PenstockError, RankLost
 from penstock.host.energy import find_meter
+from penstock.host.gpus import Sharers
 from penstock.host.machine import hold_few_heaps
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.types import Request
@@ -43,6 +44,7 @@ class Task(msgspec.Struct, frozen=True):
     beat_endpoint: str
     num_replicas: int = 1  # engines that share the machine
     transfer: BlockTransfer | None = None  # of cache blocks, between servers
+    num_on_gpu: int = 1  # those that share its GPU
 
     @property
     def folder(self) -> Path | None:
@@ -86,7 +88,8 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
     if not config.skip_tokenizer_init:
         wire.send(_describe_model(path, config))
-    assembly = assemble(str(path), config, with_text=False, num_replicas=task.num_replicas)
+    sharers = Sharers(task.num_replicas, task.num_on_gpu)
+    assembly = assemble(str(path), config, with_text=False, sharers=sharers)
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.config.cache_dtypes import parse_skips
 from penstock.config.speculation import AUTO, parse_speculation
+from penstock.config.vllm_speculation import spell_option
 from penstock.errors import InvalidConfig, InvalidRequest, quote
 from penstock.types import SamplingParams
 
@@ -267,8 +268,8 @@ class EngineConfig:
         """Make a config from options by name; those that are JSON may be dicts."""
         if isinstance(override := options.get("override_generation_config"), dict):
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
-        if isinstance(given := options.get("speculative_config"), dict):
-            options["speculative_config"] = json.dumps(given, default=str)
+        if "speculative_config" in options:
+            options["speculative_config"] = spell_option(options["speculative_config"])
         if options.get("max_cpu_loras") and "max_loras" not in options:
             options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]

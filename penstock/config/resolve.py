@@ -6,10 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.cache_dtypes import AUTO_KV_DTYPE
+from penstock.config.loras import LORA_SHARE, needs_cpu, resolve_loras
 from penstock.config.offload import OffloadUse, count_offload, require_gpu, require_host_memory
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, REJECTION, parse_speculation
+from penstock.config.vllm_speculation import SAID_AUTO
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -27,7 +29,6 @@ INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 DRAFT_LOGIT_ROWS = 8 * 32  # float32 rows of a drafting model's steps, counted at 16 bits
 INT_LOADING = GIB  # to quantize to integers
-LORA_SHARE = 8  # of the free memory, one part for adapters
 DEFAULT = "default"  # the reason of a value neither set nor derived
 
 
@@ -221,6 +222,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
+    if needs_cpu(config, facts.whole_prompts):
+        return "cpu", "adapters of embedding models are for CPUs"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
     can_move = config.kv_cache_tokens is None and not config.cpu_offload_gb  # who asks for a GPU's is told what to do
@@ -299,30 +302,14 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
     is_left_open = gpu is not None and config.speculative_config == AUTO
     reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
-    if not reason or config.speculative_config == OFF:
+    if not reason or parse_speculation(config.speculative_config) is None:
         return None
-    if config.speculative_config != AUTO:
+    if config.speculative_config not in (AUTO, SAID_AUTO):
         raise InvalidConfig(
             f"speculative_config={config.speculative_config} cannot be used: {reason}; leave it out, "
             "answers are the same without"
         )
     return reason
-
-
-def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
-    if config.enable_lora and gpu is not None and facts.whole_prompts:
-        raise InvalidConfig(
-            f"enable_lora=True with an embedding model needs a CPU, and this is {gpu.name}: set device=cpu, or merge "
-            "the adapter into the model (penstock merge)"
-        )
-    if not config.enable_lora or config.max_cpu_loras:
-        return {}
-    room = f"as many as fit in {_lora_bytes(facts) / GIB:.2g} GiB, an eighth of the free memory"
-    return {"max_cpu_loras": (None, room)}
-
-
-def _lora_bytes(facts: Facts) -> int:
-    return facts.free_memory_bytes // LORA_SHARE
 
 
 def _require_cpu_formats(config: EngineConfig, why: str) -> None:
@@ -380,7 +367,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)
-    derived |= aims | _loras(config, facts, gpu)
+    derived |= aims | resolve_loras(config, facts.whole_prompts, facts.free_memory_bytes, gpu and gpu.name)
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}
@@ -391,10 +378,11 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=_lora_bytes(facts))
+    return Resolved(
+        **values, settings=settings, caps_prompts=caps_prompts, lora_bytes=facts.free_memory_bytes // LORA_SHARE
+    )
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:
-    """Return True unless quantized matrices are widened: as asked, for a GPU's deterministic products, or to be rounded
-    anew there."""
-    return config.dtype == "auto" and not (on_gpu and (config.deterministic or config.quantization))
+    """Return True unless quantized matrices are widened: as asked, or to be rounded anew on a GPU."""
+    return config.dtype == "auto" and not (on_gpu and config.quantization)

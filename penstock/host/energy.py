@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.host.energy_shares import Counter, SharedCounter
+from penstock.host.gpus import VISIBLE, list_gpus
 
 POWERCAP = "PENSTOCK_POWERCAP"  # the folder of powercap zones, where it is not the usual one
 ZONES = "/sys/class/powercap"
@@ -33,17 +34,18 @@ class RaplZone:
 class GpuCounter:
     """A GPU's counter by the driver's library, in millijoules."""
 
-    def __init__(self, uuid: str | None) -> None:
-        """Open the GPU with this UUID, or the driver's first one; raises OSError where it does not tell."""
-        self.name = f"gpu-{uuid or 0}"
+    def __init__(self, name: str) -> None:
+        """Open the GPU of this number or UUID; raises OSError where it does not tell."""
+        self.name = f"gpu-{name}"
         self._nvml, self._device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
         if self._nvml.nvmlInit_v2():
             raise OSError("NVML does not start")
-        find, key = self._nvml.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(0)
-        if uuid is not None:
-            find, key = self._nvml.nvmlDeviceGetHandleByUUID, ctypes.c_char_p(uuid.encode())  # type: ignore[assignment]
-        if find(key, ctypes.byref(self._device)):
-            raise OSError(f"NVML knows no GPU {uuid or 0}")
+        if name.isdecimal():
+            failed = self._nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(self._device))
+        else:
+            failed = self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(self._device))
+        if failed:
+            raise OSError(f"NVML knows no GPU {name}")
         self.read()
 
     def read(self) -> int:
@@ -80,10 +82,10 @@ def find_zones(folder: Path | None = None) -> list[RaplZone]:
     return zones
 
 
-def find_gpu(uuid: str | None = None) -> GpuCounter | None:
-    """Return the counter of the GPU with this UUID (GPU-…), or of the first one; None where nothing tells."""
+def find_gpu(name: str = "0") -> GpuCounter | None:
+    """Return the counter of a GPU by its number or UUID (GPU-…); None where nothing tells."""
     with suppress(OSError):
-        return GpuCounter(uuid)
+        return GpuCounter(name)
     return None
 
 
@@ -91,8 +93,10 @@ def find_meter(device: str, uuid: str | None = None, folder: Path | None = None)
     """Return the meter of a device, and of the CPU beside a GPU; None where nothing tells. Processes with the same
     `folder` share each counter."""
     found: list[Counter] = list(find_zones())
-    if device != "cpu" and (gpu := find_gpu(uuid)) is not None:
-        found = [gpu, *found]
+    if device != "cpu":
+        visible = [uuid] if uuid else list_gpus(os.environ) if VISIBLE in os.environ else ["0"]
+        gpu = next(map(find_gpu, visible), None)  # CUDA takes the first
+        found = found if gpu is None else [gpu, *found]
     with suppress(OSError):
         return EnergyMeter([SharedCounter(counter, folder) for counter in found]) if found else None
     return None

@@ -12,10 +12,12 @@ from torch import Tensor
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.cut import Cut, Cuts
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.files.quantized.checkpoint import QuantizedCheckpoint
 from penstock.models.layer import Shape, Shapes
 from penstock.models.names import Layout
 from penstock.models.spec import ModelSpec
 from penstock.quant.packed import Stored
+from penstock.quant.recoded import Codes
 
 Take = Callable[[str], Tensor]
 
@@ -174,7 +176,7 @@ def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_codes(source.tensor)
     if stored is not None and source.rows is not None:
         stored = stored.slice_rows(source.rows)
-    if stored is None or stored.format is None or source.layout == "one_plus":
+    if stored is None or (stored.format is None and not stored.is_float8) or source.layout == "one_plus":
         return None
     if stored.transposed != source.layout.endswith("transposed"):
         return None
@@ -207,3 +209,21 @@ def read_cut_blocks(checkpoint: Checkpoint, parts: Sequence[Source], cut: Cut | 
             stored = columns
         found.append(stored)
     return found
+
+
+def find_codes(checkpoint: Checkpoint, parts: Sequence[Source]) -> Codes | None:
+    """Find the codes in which a GPU holds a matrix, by headers as far as they tell, since its tensors would have to be
+    read; None if it is widened."""
+    if len(parts[0].shape) != 2:
+        return None
+    if not isinstance(checkpoint, QuantizedCheckpoint):
+        stored = [read_blocks(checkpoint, part) for part in parts]
+        found = [part.format if part is not None else None for part in stored]
+    else:
+        matrices = [checkpoint.matrices.get(tensor) for tensor in dict.fromkeys(part.tensor for part in parts)]
+        if checkpoint.keeps_floats and all(matrix is not None and matrix.is_float8 for matrix in matrices):
+            groups = {matrix.group or parts[0].shape[1] for matrix in matrices if matrix is not None}
+            return Codes(group=groups.pop()) if len(groups) == 1 else None
+        found = [matrix.likely_format if matrix is not None else None for matrix in matrices]
+    formats = tuple(dict.fromkeys(each for each in found if each is not None))
+    return None if None in found else Codes(formats)

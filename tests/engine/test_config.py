@@ -20,6 +20,7 @@ from penstock.config import (
     resolve,
 )
 from penstock.config.resolve import DRAFT_LOGIT_ROWS
+from penstock.config.speculation import SpeculativeConfig, parse_speculation
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.ops.triton.tuning import DEQUANTIZE_SCRATCH_BYTES
 
@@ -358,3 +359,15 @@ def test_rejection_sampling_is_refused_on_a_gpu() -> None:
     text = '{"method": "draft_model", "model": "a", "verification": "rejection"}'
     with pytest.raises(InvalidConfig, match="verification=rejection draws on the host and cannot be used on a GPU"):
         resolved(on_gpu(), speculative_config=text)
+
+
+def test_auto_said_aloud_drafts_on_a_gpu() -> None:
+    """Breaks when `--speculative-config auto` silently means off there; left out, it does, with the reason."""
+    asked = EngineConfig.from_options(speculative_config="auto")
+    said = resolve(asked, on_gpu())
+    assert parse_speculation(said.speculative_config) == SpeculativeConfig()
+    left_out = resolved(on_gpu())
+    assert left_out.speculative_config == "off"
+    assert "drafts must be asked for" in why(left_out)["speculative_config"][1]
+    cannot = resolve(asked, replace(FACTS, no_drafts="a state cannot go back"))
+    assert why(cannot)["speculative_config"] == ("off", "a state cannot go back")

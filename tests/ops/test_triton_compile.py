@@ -25,6 +25,7 @@ KERNELS = (
     "_exact_attention",
     "_exact_latents",
     "_expand",
+    "_finish",
     "_fused_decode",
     "_gemv",
     "_grouped_gemm",
@@ -59,8 +60,15 @@ KERNELS = (
     "merge_in_order",
     "merge_splits",
 )
-FP8_KERNELS = ("_fp8_epilogue", "_quantize_rows")  # not for Ampere
-HOPPER_KERNELS = ("_finish", "_prefill_hopper")
+FP8_KERNELS = (  # not for Ampere
+    "_fp8_epilogue",
+    "_group_gemm",
+    "_group_gemv",
+    "_grouped_group_gemm",
+    "_quantize_rows",
+    "_widen_groups",
+)
+HOPPER_KERNELS = ("_prefill_hopper",)
 SAMPLER_KERNELS = (  # of rare samplers, compiled with all variants
     "apply_dry",
     "apply_top_n_sigma",

@@ -190,7 +190,7 @@ def test_few_rows_with_all_around_them(bits: int, width: int) -> None:
 
 def test_one_part_alone_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "nearest_power_of_2", lambda ratio: 1)
-    monkeypatch.setattr(bodies, "_finish", None)
+    monkeypatch.setattr(bodies, "finish_splits", None)
     product_of(4, 5, 512, 72, HALF)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from bench.gpu_sets import SHAPES
-from penstock.api.plan.costs import Matrices, Memories
+from penstock.api.plan.costs import Matrices, Memories, _count_experts
 from penstock.api.plan.devices import Device, find_gpu, here, known_gpus, parse_memory
 from penstock.api.plan.fit import Subject, find_fit
 from penstock.api.plan.plan import TargetLoad, make_plan
@@ -20,8 +21,9 @@ from penstock.cli import main
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
 from penstock.hub import resolve_model
+from penstock.models.experts import Experts
 from penstock.models.files import open_checkpoint
-from penstock.models.spec import FAMILIES
+from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.passes.load import load_lowered
 from penstock.passes.outline import weight_bytes
 
@@ -264,3 +266,36 @@ def test_steps_are_timed_here(capsys: pytest.CaptureFixture[str], tmp_path: Path
     facts = json.loads(capsys.readouterr().out)
     assert facts["device"] == "this CPU" and facts["speed"]["output_tokens_per_s"] > 0
     assert isinstance(here(False), Device)
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
+def test_experts_count_by_those_chosen(architecture: str) -> None:
+    spec = spec_from_config({**FAMILIES[architecture].like[0], "architectures": [architecture]})
+    mixtures = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)]
+    values = sum(prod(shape) for layer in spec.layers for shape in layer.parameters().values())
+    of_experts, chosen = _count_experts(spec, values)
+    assert 0.3 < of_experts < 1 and chosen == mixtures[0].routing.num_chosen / mixtures[0].num_experts < 1
+    idle = of_experts * values * (1 - chosen)
+    assert sum(one.count_idle() for one in mixtures) == pytest.approx(idle)
+
+
+def test_replicas_share_memory_and_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*flags: str) -> dict[str, Any]:
+        assert main(["plan", "smollm2", "--json", "--context", "1024", "--concurrency", "8", *flags]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    one, two = plan("--memory", "8G"), plan("--memory", "8G", "-dp", "2")
+    assert "replicas" not in one
+    assert two["replicas"] == {"count": 2, "on_a_device": 2, "memory_bytes": 2 * two["memory_bytes"]["total"]}
+    assert two["memory_bytes"]["limit"] == one["memory_bytes"]["limit"] // 2
+    assert two["load"]["concurrency"] == 4 and "speed" not in two
+    apart = plan("--gpu", "L4", "-dp", "2")
+    alone = plan("--gpu", "L4", "--concurrency", "4")
+    assert apart.pop("replicas")["on_a_device"] == 1 and apart == alone, "each has a GPU and half of the requests"
+
+
+def test_replicas_that_do_not_fit_say_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smollm2", "--memory", "1G", "--context", "1024", "-dp", "4", "--concurrency", "4"]) == 1
+    said = capsys.readouterr().out
+    assert "4 share the device's memory" in said

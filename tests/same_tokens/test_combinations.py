@@ -63,7 +63,7 @@ class Models:
     """Engines of one tiny model, by their options; each with and without drafts."""
 
     folder: Path
-    has_latents: bool = False
+    architecture: str = "LlamaForCausalLM"
     made: dict[Any, LLM] = field(default_factory=dict)
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)  # their options, by method
 
@@ -110,22 +110,24 @@ class Models:
 
     def _save(self, drafter: str) -> dict[str, Any]:
         """Save a target with heads; return the options for speculation."""
-        if not self.has_latents:
-            return save_target(self.folder / drafter, drafter)[1]
-        if drafter == "mtp":
-            test_mtp.save_target(self.folder / drafter / "target")
+        if drafter == "mtp" and self.architecture != "LlamaForCausalLM":
+            test_mtp.save_target(self.folder / drafter / "target")  # latents and experts
             return {"method": "mtp"}
-        return save_target(self.folder / drafter, drafter, LATENT, num_key_value_heads=4, **SIZES)[1]
+        return save_target(self.folder / drafter, drafter, self.architecture, **LIKE.get(self.architecture, {}))[1]
 
 
-LATENT = "MiniCPM3ForCausalLM"
+LATENT, EXPERTS = "MiniCPM3ForCausalLM", "MixtralForCausalLM"
 SIZES = dict(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=20)
+LIKE: dict[str, dict[str, Any]] = {
+    LATENT: {"num_key_value_heads": 4, **SIZES},
+    EXPERTS: {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def open_models(folder: Path, architecture: str) -> Iterator[Models]:
     tiny.write_config(folder, architecture, vocab_size=VOCABULARY, max_position_embeddings=512)
     tiny.write_tokenizer(folder)
-    found = Models(folder, architecture == LATENT)
+    found = Models(folder, architecture)
     yield found
     for llm in found.made.values():
         llm.close()
@@ -139,6 +141,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 @pytest.fixture(scope="module")
 def latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     yield from open_models(tmp_path_factory.mktemp("latents"), LATENT)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    yield from open_models(tmp_path_factory.mktemp("experts"), EXPERTS)
 
 
 FEW = [70, 73, 78, 83, 90]  # tokens: pairs of them repeat, so that there are drafts
@@ -161,6 +168,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "preemption": {"scheduling_policy": "priority", "max_num_seqs": 2},
     "restored prefixes": {"kv_offloading_size": 0.05},
     "int8 KV cache": {"kv_cache_dtype": "int8"},
+    "int4 KV cache": {"kv_cache_dtype": "int4"},
     "int8 KV cache but for a layer": {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0"},
     "LoRA adapters": {"enable_lora": True},
 }
@@ -254,13 +262,13 @@ def cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("drafter", "column"), cells())
-def test_cell(models: Models, latents: Models, tmp_path: Path, drafter: str, column: str) -> None:
+def test_cell(models: Models, latents: Models, experts: Models, tmp_path: Path, drafter: str, column: str) -> None:
     if find_word(drafter, column) == REFUSED:
         check_refusal(tmp_path, drafter, column)
     elif column == "GPU":
         check_gpu(models, drafter)
     else:
-        check_same(latents if column == "latent attention" else models, drafter, column)
+        check_same({"latent attention": latents, "experts": experts}.get(column, models), drafter, column)
 
 
 def check_refusal(folder: Path, drafter: str, column: str) -> None:

@@ -35,7 +35,7 @@ def load_weights(
         checkpoint,
         spec,
         dtype=DTYPES.get(settings.dtype),
-        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type == "cuda" else None),
+        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type != "cpu" else None),
         rounded=settings.activation_dtype == "int8",
         dummy_seed=settings.seed if settings.load_format == "dummy" or device == META else None,
         progress=progress,

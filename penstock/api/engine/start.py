@@ -86,7 +86,7 @@ def start_engine(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=settings.scheduling_policy,
         capacity=settings.capacity,
-        speculation=None if drafters is None else SpeculationController(draft.ahead if draft else 0),
+        speculation=_controller(settings, draft),
         prompt_cap=_prompt_cap(settings),
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
@@ -119,6 +119,13 @@ def _warm(runner: Any, ahead: AheadCompiler | None, draft: DraftPart | None, set
     runner.warm()
     if draft is not None:
         draft.load(runner, runner.memory.blocks.nbytes, settings)
+
+
+def _controller(settings: Resolved, draft: DraftPart | None) -> SpeculationController | None:
+    asked = parse_speculation(settings.speculative_config)
+    if asked is None:
+        return None
+    return SpeculationController(draft.ahead if draft else 0, asked.disable_by_batch_size)
 
 
 def _prompt_cap(settings: Resolved) -> PromptCap | None:

@@ -58,7 +58,7 @@ def _count_experts(spec: ModelSpec, values: int) -> tuple[float, float]:
         if isinstance(layer.ffn, Experts):
             shapes = layer.ffn.parameters()
             of_experts += sum(prod(shape) for name, shape in shapes.items() if name.startswith("experts."))
-            shares.append(layer.ffn.routing.num_chosen / layer.ffn.num_experts)
+            shares.append(min(1.0, layer.ffn.routing.num_chosen / layer.ffn.num_experts))
     return min(1.0, of_experts / max(1, values)), min(shares)
 
 

@@ -139,8 +139,8 @@ def _facts(subject: Subject, spec: ModelSpec, config: EngineConfig, device: Devi
         from penstock.runner.cuda.gpu import known_facts
 
         stored = str(subject.described.get("dtype") or subject.described.get("torch_dtype") or "")
-        packed = count_packed_bytes(subject.checkpoint, spec) if subject.checkpoint else 0
         known = known_facts(spec, stored, device.name, device.memory_bytes, device.capability)
+        packed = count_packed_bytes(subject.checkpoint, spec, known.has_fp8) if subject.checkpoint else 0
         gpu = replace(known, packed_bytes=packed)
     per_token, cores = bytes_per_token(spec, config), cpu.available_cores()
     host_bytes = AMPLE if device.is_gpu else device.memory_bytes

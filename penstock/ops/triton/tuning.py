@@ -46,6 +46,13 @@ DOT_GROUPS = 16  # groups of 32 inputs that a program quantizes: 2026-11-19
 DEQUANTIZE_SPANS = 128  # spans per program
 DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
 
+# FP8 weights with a scale for each group of inputs: estimated 2026-11-19, not measured yet.
+MAX_GEMV_GROUP = 1024  # inputs; a program of one row reads whole groups
+WIDEN_BLOCK = 1024  # inputs per program
+FP8_GROUP_STAGES = 3  # weight tiles in flight
+MAX_FP8_TILE_ROWS = 512  # beyond, widening once and cuBLAS take less than widening for every 128 rows
+MAX_WIDE_BLOCK_ROWS = 32  # of a tile that reads 128 inputs at a time; more leave no shared memory for it
+
 # Deterministic GEMM: 2026-11-18, 1 to 256 rows, the 8B's and the 0.6B's matrices.
 EXACT_TILE_ROWS = (16, 32, 64, 128)
 MAX_EXACT_TRITON_ROWS = 32  # of 16-bit weights on Hopper; beyond, cuBLAS without split-K is as fast as it ever is
@@ -261,6 +268,32 @@ def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, in
     if num_out * num_pairs * 64 < MIN_LARGE_WEIGHT:
         return 128, rows, 1, 4, 264
     return 256, rows, 1, 8, 132 if rows == INT_TILE_ROWS[-1] else 170
+
+
+class GroupTile(NamedTuple):
+    """The shape of a program of 8-bit floats in groups, and how many of them to aim for."""
+
+    num_outs: int
+    num_rows: int
+    num_inputs: int  # at a time
+    num_warps: int
+    num_programs: int
+
+    def sizes(self, width: int) -> tuple[int, int, int, int, bool]:
+        """Return the kernel arguments OUTPUTS, ROWS, BLOCK, STAGES and EVEN for so many inputs."""
+        return self.num_outs, self.num_rows, self.num_inputs, FP8_GROUP_STAGES, width % self.num_inputs == 0
+
+
+def fp8_tile_shape(num_rows: int, group: int, itemsize: int) -> GroupTile:
+    """Return the tile for so many rows and groups of a multiple of 32 inputs. 2026-11-19, not measured yet."""
+    rows = next((size for size in INT_TILE_ROWS if size >= num_rows), INT_TILE_ROWS[-1])
+    if itemsize == 4:  # no tensor-core instruction
+        return GroupTile(64, min(rows, 32), 32, 4, 264)
+    is_small, is_largest = rows <= MAX_WIDE_BLOCK_ROWS, rows == INT_TILE_ROWS[-1]
+    inputs = 128 if is_small else 64
+    while group % inputs:
+        inputs //= 2
+    return GroupTile(128 if is_largest else 64, rows, inputs, 8 if is_largest else 4, 528 if is_small else 264)
 
 
 class DecodeRead(NamedTuple):

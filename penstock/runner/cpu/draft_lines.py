@@ -23,6 +23,7 @@ from penstock.types.speculation import AUTO, SpeculationParams, count_most
 
 NUM_GRADES = 8  # a draft token's grade is its probability in the drafting model, in eighths
 FIXED_GRADE = 6  # with rejection sampling, where what becomes of a token must not depend on it
+FIRST_WORTH = 1.0  # tokens expected of a line, before one was drawn
 WORTH_STEP = 0.1  # how much one line changes the mean worth of lines
 _log = logging.getLogger(__name__)
 
@@ -115,17 +116,26 @@ class LineMaker:
         assert runner.rows.drafters is not None
         self.judge = Judge(name, runner.rows.drafters.acceptance)
         self._sampler, self._target_ids, self._vocab_size = runner.sampler, target_ids, vocab_size
-        self.mean_worth = 0.0  # tokens expected of a line
+        self.mean_worth = FIRST_WORTH  # tokens expected of a line
 
-    def begin(self, row: Row, device: RunningRow, own: NetRow, result: RowResult, ahead: int) -> Line | None:
-        """Begin a line for a row; None if it has no drafts, wants none, or a draft from a text is worth more."""
+    def begin(
+        self, row: Row, device: RunningRow, own: NetRow, result: RowResult, ahead: int, price: float = 0.0
+    ) -> Line | None:
+        """Begin a line for a row; None if it has no drafts, wants none, or a draft from a text is worth more: the
+        model's costs `price` tokens, and that one is there."""
         state = device.state
         self.judge.judge(own, state.tokens)
         own.drawn_from = []
         most = count_wanted(state, result, ahead) if device.drafts is not None else 0
-        if not most or result.draft and sum(compute_path_chances(result.draft)) >= self.mean_worth:
+        if not most or result.draft and sum(compute_path_chances(result.draft)) >= self._estimate(own, most) - price:
             return None
         return Line(row, device, own, result, most, len(state.tokens))
+
+    def _estimate(self, own: NetRow, most: int) -> float:
+        """Return the tokens expected of the row's next line: as many as of lines so far, but of no more than the row's
+        own acceptance lets hope for."""
+        chance = own.share.estimate(1.0, ROW_WEIGHT)
+        return min(self.mean_worth, sum(chance**place for place in range(1, most + 1)))
 
     def extend(self, line: Line, logits: Array, likeliest: int, min_chance: float) -> bool:
         """Draw the line's next token from logits [V]; False if the line ends here."""

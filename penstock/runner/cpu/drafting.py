@@ -148,7 +148,7 @@ class FollowingDrafter(LineDrafter):
         room = self._blocks.count_room(device, until, min(until + plan.ahead, self.net.max_model_len))
         ahead = min(plan.ahead, room - until + 1)
         assert isinstance(device.net, NetRow)
-        return self.lines.begin(row, device, device.net, result, ahead) if ahead > 0 else None
+        return self.lines.begin(row, device, device.net, result, ahead, plan.draft_price) if ahead > 0 else None
 
 
 def find_features(plan: Plan, fed: Sequence[FedRow]) -> list[int]:

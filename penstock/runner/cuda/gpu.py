@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from penstock.config import GpuFacts
-from penstock.models.load import KEPT_WIDE, OUTER
+from penstock.models.load import FP8_CAPABILITY, KEPT_WIDE, OUTER
 from penstock.models.spec import ModelSpec
 from penstock.ops.matmul.fp8_product import can_store
 from penstock.ops.sampling.extras import extras_bytes
@@ -18,7 +18,6 @@ from penstock.ops.sampling.row_params import row_params_bytes
 from penstock.ops.triton.tuning import max_captured_tokens
 from penstock.runner.rows import LOGIT_ROWS
 
-FP8_CAPABILITY = (8, 9)
 MIN_CAPABILITY = (8, 0)  # older ones cannot multiply bfloat16
 MIN_TRITON, MIN_TORCH = (3, 6), "2.10"  # older Tritons do not compile all kernels
 # Compared with transformers on a GPU by tests/gpu.

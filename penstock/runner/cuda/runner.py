@@ -201,7 +201,7 @@ class CudaRunner:
         if self.drafter is not None:
             self.drafter.follow(plan, devices)
         if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
-            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance)
+            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance, self.deterministic)
         if all(is_single(row) for row in plan.rows):
             self._run_decode(plan, devices, ticket)
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from penstock.draft.grammar import GrammarDrafter
 from penstock.engine.plan import Result, Row, RowResult
 from penstock.runner.cuda.decode_batch import DecodeBatch, Report, describe_failure
 from penstock.runner.cuda.drafting.features import KeptStep
@@ -65,15 +66,20 @@ class Proposals:
     rows: Sequence[RunningRow]
     max_tokens: int
     min_chance: float
+    deterministic: bool = False
 
     def add(self, results: Sequence[RowResult | int]) -> list[RowResult | int]:
-        """Return the results with drafts, of rows whose drafts the device can verify."""
+        """Return the results with drafts: of rows that the device can verify, and text that a grammar forces. The host
+        verifies that, whose last bits may be others."""
         found = list(results)
         for place, (device, result) in enumerate(zip(self.rows, results)):
-            if device.drafts is None or not device.state.can_verify_on_device:
+            is_forced = not device.state.can_verify_on_device
+            if device.drafts is None or is_forced and (device.state.guide is None or self.deterministic):
                 continue
             whole = RowResult((result,)) if isinstance(result, int) else result
             device.propose(whole, self.max_tokens, self.min_chance)
+            if is_forced and whole.draft and whole.draft[0].drafter != GrammarDrafter.name:
+                whole.draft = ()
             if whole.draft:
                 found[place] = whole
         return found

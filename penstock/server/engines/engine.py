@@ -95,7 +95,8 @@ class RemoteEngine:
         self.view = EngineView(self._send)
         self._closing = asyncio.Event()
         self.dispatcher = dispatcher
-        self.replica = dispatcher.replicas.add(self._send, launch.find_role(len(dispatcher.replicas)))
+        self._number = len(dispatcher.replicas)
+        self.replica = dispatcher.replicas.add(self._send, launch.find_role(self._number))
         self.controls = Controls(self._send)
         self.ranks = RankWatch()
         self.list_first: Callable[[], Iterable[object]] = tuple  # messages that come before the requests
@@ -162,7 +163,7 @@ class RemoteEngine:
         self._watchdog.start()
         end = "it did not start"
         try:
-            self._process = await EngineProcess.start(self.launch, self.replica.number)
+            self._process = await EngineProcess.start(self.launch, self._number)
             try:
                 if not self._closing.is_set():  # it may have been set meanwhile
                     await self._process.watch(self._handle, self.dispatcher.unwritten.flush)

@@ -22,6 +22,7 @@ import zmq.asyncio
 
 from penstock.engine.messages import BlockTransfer, Command, Report, Stop
 from penstock.errors import InvalidConfig
+from penstock.host.gpus import EnginePlace, deal_gpus, list_gpus
 from penstock.host.machine import python_command
 from penstock.server.config import BOTH
 from penstock.server.connections.body_memory import run_without_gc
@@ -133,6 +134,11 @@ class Launch:
                 "role hands prompts over by their cache blocks, but enable_prefix_caching=False: leave one of them out"
             )
 
+    def find_place(self, number: int) -> EnginePlace:
+        """Return an engine's place among the GPUs; an engine for CPUs needs none."""
+        gpus = [] if self.options.get("device") == "cpu" else list_gpus(os.environ)
+        return deal_gpus(number, self.num_replicas, gpus, os.environ)
+
     def find_role(self, number: int) -> str:
         return self.roles[number] if self.roles else BOTH
 
@@ -156,17 +162,17 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(cls, launch: Launch, replica: int = 0) -> EngineProcess:
-        """Start a process."""
-        folder = launch.folder
-        number = next(_serial_numbers)
-        paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
+    async def start(cls, launch: Launch, number: int = 0) -> EngineProcess:
+        """Start the process of a replica, by its number."""
+        folder, place = launch.folder, launch.find_place(number)
+        serial = next(_serial_numbers)
+        paths = [folder / f"{serial}.engine", folder / f"{serial}.beat"]
         sockets: list[zmq.asyncio.Socket] = []
         try:
             for path in paths:
                 sockets.append(_bind(path))
             process = await asyncio.create_subprocess_exec(
-                *launch.command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+                *launch.command, stdin=asyncio.subprocess.PIPE, start_new_session=True, env={**os.environ, **place.env}
             )
         except BaseException:
             _close(sockets, paths)
@@ -176,8 +182,9 @@ class EngineProcess:
             "options": launch.options,
             "endpoint": f"ipc://{paths[0]}",
             "beat_endpoint": f"ipc://{paths[1]}",
-            "num_replicas": launch.num_replicas,
-            "transfer": launch.find_transfer(replica),
+            "num_replicas": place.sharers.machine,
+            "num_on_gpu": place.sharers.gpu,
+            "transfer": launch.find_transfer(number),
         }
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already, which `watch` reports

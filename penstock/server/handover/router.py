@@ -76,7 +76,7 @@ class PromptHandover:
                 log.warning("%s: a prompt is computed elsewhere: %s", server.name, error)
                 found = None
             finally:
-                self._pool.end(server, work)
+                self._pool.end(server, self._call.facts, work)
             if found is not None:
                 if found.num_tokens:
                     self._done = self._describe(server, found)

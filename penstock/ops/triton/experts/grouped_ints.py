@@ -74,9 +74,8 @@ def _grouped_int_gemm(
         tl.store(place, sums.to(out.dtype.element_ty), mask=(n < num_out)[:, None] & (r < count)[None, :])
 
 
-@grouped_int_product.impl("cuda", exact=False)
-def _body(
-    x: Tensor, words: Tensor, scales: Tensor, ids: Tensor, num_matrices: int, epilogue: Epilogue = NO_EPILOGUE
+def _multiply(
+    x: Tensor, words: Tensor, scales: Tensor, ids: Tensor, num_matrices: int, epilogue: Epilogue, exact: bool
 ) -> Tensor:
     (num_tokens, num_chosen), (panels, num_pairs, panel, _), width = ids.shape, words.shape, x.shape[-1]
     num_out = panels * panel // num_matrices
@@ -106,9 +105,25 @@ def _body(
             width % PAIR == 0,
             x.itemsize == 2 and not triton.knobs.runtime.interpret,
             num_warps=num_warps,
+            **({"enable_fp_fusion": False} if exact else {}),
             **pdl_options(x),
         )
     if epilogue.activation is None:
         return sums
     y = activate(sums.flatten(0, 1), epilogue.activation, epilogue.gated)
     return y.view(num_tokens, num_chosen, y.shape[1])
+
+
+@grouped_int_product.impl("cuda", exact=False)
+def _body(
+    x: Tensor, words: Tensor, scales: Tensor, ids: Tensor, num_matrices: int, epilogue: Epilogue = NO_EPILOGUE
+) -> Tensor:
+    return _multiply(x, words, scales, ids, num_matrices, epilogue, exact=False)
+
+
+@grouped_int_product.impl("cuda", exact=True)
+def _exact_body(
+    x: Tensor, words: Tensor, scales: Tensor, ids: Tensor, num_matrices: int, epilogue: Epilogue = NO_EPILOGUE
+) -> Tensor:
+    """Sums are one chain in any tile; only what the compiler may contract differs."""
+    return _multiply(x, words, scales, ids, num_matrices, epilogue, exact=True)

@@ -100,7 +100,7 @@ def _int_epilogue(
     tl.store(out + row * num_out + n, y.to(out.dtype.element_ty), mask=inside)
 
 
-def _finish(sums: Tensor, dtype: torch.dtype, epilogue: Epilogue) -> Tensor:
+def finish_splits(sums: Tensor, dtype: torch.dtype, epilogue: Epilogue) -> Tensor:
     """Turn sums[splits, T, O] into [T, O], gated [T, O/2], written into the residual if it is contiguous."""
     num_splits, num_rows, num_sums = sums.shape
     num_out, residual = epilogue.num_results(num_sums), epilogue.residual
@@ -125,12 +125,14 @@ def _finish(sums: Tensor, dtype: torch.dtype, epilogue: Epilogue) -> Tensor:
     return out
 
 
-def _tile_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue: Epilogue) -> Tensor:
-    """Multiply a few rows on tensor cores, dequantizing in registers."""
+def tile_gemm(
+    x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue: Epilogue, exact: bool = False
+) -> Tensor:
+    """Multiply a few rows on tensor cores, dequantizing in registers; if `exact` each sum is one chain."""
     (num_rows, width), num_pairs = x.shape, words.shape[1]
     outputs, rows, pairs, num_warps, wanted = int_tile_shape(num_rows, num_out, num_pairs)
     tiles, steps = cdiv(num_out, outputs), num_pairs // pairs
-    num_splits = max(1, min(nearest_power_of_2(wanted / tiles), steps // 2))
+    num_splits = 1 if exact else max(1, min(nearest_power_of_2(wanted / tiles), steps // 2))
     per_split = cdiv(steps, num_splits)
     num_splits = cdiv(steps, per_split)
     is_bare = num_splits == 1 and epilogue == NO_EPILOGUE
@@ -155,9 +157,10 @@ def _tile_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue:
         width % PAIR == 0,
         not triton.knobs.runtime.interpret,
         num_warps=num_warps,
+        **({"enable_fp_fusion": False} if exact else {}),
         **pdl_options(x),
     )
-    return sums[0] if is_bare else _finish(sums, x.dtype, epilogue)
+    return sums[0] if is_bare else finish_splits(sums, x.dtype, epilogue)
 
 
 def scratch(device: torch.device) -> Tensor:
@@ -180,7 +183,7 @@ def _dequantized_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, ep
         panels = slice(first // PANEL, cdiv(part.stop, PANEL))
         dequantize(weight, words[panels], scales[panels])
         torch.mm(x, weight.t(), out=sums[0, :, part])
-    return sums[0] if epilogue == NO_EPILOGUE else _finish(sums, x.dtype, epilogue)
+    return sums[0] if epilogue == NO_EPILOGUE else finish_splits(sums, x.dtype, epilogue)
 
 
 @int_product.impl("cuda", exact=False)
@@ -205,5 +208,5 @@ def _body(
     if not x.shape[0]:
         return x.new_empty((0, epilogue.num_results(num_out)))
     max_rows = MAX_INT_TILE_ROWS if num_values >= MIN_LARGE_WEIGHT else MAX_INT_TILE_ROWS // 2
-    multiply = _tile_gemm if x.shape[0] <= max_rows and x.dtype != torch.float32 else _dequantized_gemm
+    multiply = tile_gemm if x.shape[0] <= max_rows and x.dtype != torch.float32 else _dequantized_gemm
     return multiply(x, words, scales, num_out, epilogue)

@@ -87,7 +87,7 @@ class CudaHeadsDrafter(LineDrafter):
                 or len(lines) == len(self._hidden)
             ):
                 continue
-            line = self.lines.begin(row, device, device.net, result, min(plan.ahead, self._num_heads))
+            line = self.lines.begin(row, device, device.net, result, min(plan.ahead, self._num_heads), plan.draft_price)
             if line is not None:
                 lines.append(line)
                 at.append(first + len(result.tokens) - 1)
