@@ -33,8 +33,9 @@ from penstock.host.machine import free_memory_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.files.vocabulary import read_vocabulary
-from penstock.models.load import PACKED
+from penstock.models.load import PACKED, Options, match
 from penstock.models.memory import Memory
+from penstock.models.reading import count_held_bytes
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.passes.load import load_lowered
 from penstock.runner.cpu.draft_heads import HeadsDrafter
@@ -261,10 +262,11 @@ class OwnLayer(DraftPart):
     def read(self, checkpoint: Checkpoint) -> ModelSpec:
         raise NotImplementedError
 
-    def open_net(
-        self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None, device: torch.device
-    ) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         raise NotImplementedError
+
+    def count_bytes(self, checkpoint: Checkpoint, options: Options) -> int:
+        return self.spec.num_parameters * (options.dtype.itemsize if options.dtype else 4)
 
     def resolve(self, settings: Resolved) -> None:
         self.spec = replace(self.spec, max_model_len=settings.max_model_len)
@@ -274,11 +276,17 @@ class OwnLayer(DraftPart):
 
     def load(self, runner: AnyRunner, cache_bytes: int, settings: Resolved) -> None:
         assert isinstance(runner.model, Decoder)
-        dtype = DTYPES.get(settings.dtype)
-        self.require_memory(self.spec.num_parameters * (dtype.itemsize if dtype else 4), cache_bytes, settings)
+        options = Options(
+            DTYPES.get(settings.dtype),
+            settings.quantization if settings.device == "cpu" else None,
+            settings.activation_dtype == "int8" and settings.device == "cpu",
+            settings.device != "cpu",
+            torch.device(settings.device),
+        )
         checkpoint = open_checkpoint(self.path)
         try:
-            net = self.open_net(checkpoint, runner.model, dtype, torch.device(settings.device))
+            self.require_memory(self.count_bytes(checkpoint, options), cache_bytes, settings)
+            net = self.open_net(checkpoint, runner.model, options)
         finally:
             checkpoint.close()
         self.start(runner, net, settings)
@@ -298,11 +306,9 @@ class FeatureLayer(OwnLayer):
         target = self.target
         return read_spec(self.speculation.method, checkpoint.config, checkpoint.names(), target, target.max_model_len)
 
-    def open_net(
-        self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None, device: torch.device
-    ) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         assert isinstance(self.spec, FeatureSpec)
-        return FeatureNet(checkpoint, self.spec, target, dtype, device)
+        return FeatureNet(checkpoint, self.spec, target, options.dtype, options.device)
 
 
 class MtpLayer(OwnLayer):
@@ -317,11 +323,12 @@ class MtpLayer(OwnLayer):
             )
         return spec
 
-    def open_net(
-        self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None, device: torch.device
-    ) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         assert isinstance(self.spec, MtpSpec)
-        return MtpNet(checkpoint, self.spec, target, dtype, device)
+        return MtpNet(checkpoint, self.spec, target, options)
+
+    def count_bytes(self, checkpoint: Checkpoint, options: Options) -> int:
+        return count_held_bytes(checkpoint, self.spec, match(checkpoint, self.spec), options)
 
 
 class Heads(DraftPart):

@@ -211,7 +211,7 @@ class EngineConfig:
     speculative_config: str = option(
         AUTO, 'speculative decoding: auto, off, or JSON: {"method": "ngram", "num_speculative_tokens": 4}'
     )
-    enable_lora: bool = option(False, "serve LoRA adapters beside the model; needs a CPU")
+    enable_lora: bool = option(False, "serve LoRA adapters beside the model")
     max_loras: int = option(8, "different adapters, or sums of some, in one step", least=1, most=1024)
     max_lora_rank: int = option(16, "largest rank of an adapter", least=1, most=4096)
     max_cpu_loras: int | None = option(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.cache_dtypes import AUTO_KV_DTYPE
-from penstock.config.loras import LORA_SHARE, needs_cpu, resolve_loras
+from penstock.config.loras import count_lora_bytes, needs_cpu, resolve_loras
 from penstock.config.offload import OffloadUse, count_offload, require_gpu, require_host_memory
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
@@ -312,6 +312,10 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     return reason
 
 
+def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
+    return resolve_loras(config, facts.whole_prompts, count_lora_bytes(facts), None if gpu is None else gpu.name)
+
+
 def _require_cpu_formats(config: EngineConfig, why: str) -> None:
     require_gpu(config, why)
     for name in ("kv_cache_dtype", "quantization"):
@@ -329,8 +333,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     require_host_memory(config, facts)
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
-    if config.max_num_seqs is None:
-        derived.setdefault("max_num_seqs", (CPU_SEQS, DEFAULT))
+    derived |= {} if config.max_num_seqs or "max_num_seqs" in derived else {"max_num_seqs": (CPU_SEQS, DEFAULT)}
     if config.kv_cache_tokens is None:
         derived["kv_cache_tokens"] = (
             _gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token else _cache_tokens(config, facts)
@@ -367,7 +370,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)
-    derived |= aims | resolve_loras(config, facts.whole_prompts, facts.free_memory_bytes, gpu and gpu.name)
+    derived |= aims | _loras(config, facts, gpu)
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}
@@ -378,9 +381,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(
-        **values, settings=settings, caps_prompts=caps_prompts, lora_bytes=facts.free_memory_bytes // LORA_SHARE
-    )
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=count_lora_bytes(facts))
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidConfig, InvalidModel
-from penstock.host.machine import free_memory_bytes
 from penstock.models import reading
 from penstock.models.cut import Cut, Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
@@ -24,14 +23,24 @@ from penstock.models.files.quantized.checkpoint import is_float8, keep_floats, r
 from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
-from penstock.models.reading import STACKS, STORED, Source, Sources, Take, find_codes, from_checkpoint, read_cut_blocks
+from penstock.models.reading import (
+    STACKS,
+    STORED,
+    Source,
+    Sources,
+    Take,
+    find_codes,
+    find_spill,
+    from_checkpoint,
+    read_cut_blocks,
+)
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.ops.matmul.packed import GROUP
 from penstock.quant.coded import Coded
 from penstock.quant.fp8 import keep_fp8
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
-from penstock.quant.mapped import find_folder, spill
+from penstock.quant.mapped import spill
 from penstock.quant.packed import Packed
 from penstock.quant.permuted import pack_in_order
 from penstock.quant.recoded import Codes, recode_matrices
@@ -45,7 +54,6 @@ OUTER = ("head.", "embedding.")
 ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
 ABSORBED = ".attention.kv_b.weight"  # multiplied head by head, one half of it transposed
 KEPT_WIDE = (*ROUTING, ABSORBED)  # matrices that no quantization rounds
-SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 FP8_CAPABILITY = (8, 9)  # of GPUs that multiply 8-bit floats
 PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
 
@@ -273,23 +281,11 @@ def has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
-def _read_as(checkpoint: Checkpoint | None, options: Options) -> Checkpoint | None:
+def read_as(checkpoint: Checkpoint | None, options: Options) -> Checkpoint | None:
     """Return the checkpoint with 8-bit floats as the device multiplies them."""
     if checkpoint is not None and options.keeps_floats:
         return keep_floats(checkpoint)
     return requantize_floats(checkpoint) if options.rounds_floats else checkpoint
-
-
-def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | None) -> Path | None:
-    """Return the folder that experts are moved to, beside the checkpoint; None if the model fits in memory."""
-    if checkpoint is None or all(merge.num_matrices == 1 for merge in spec.merges().values()):
-        return None
-    needed: float = itemsize * spec.num_parameters if itemsize else checkpoint.num_bytes
-    if itemsize is None and spec.cuts is not None:
-        needed *= spec.num_parameters / spec.cuts.whole.num_parameters
-    if needed < SPILLING_SHARE * free_memory_bytes():
-        return None
-    return find_folder(checkpoint.path)
 
 
 def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
@@ -331,7 +327,6 @@ def load_model(
 
     It is plain unless `finish` changes its blocks, each before the next is read; it then calls the ops of `finish`.
     Of a pipeline stage only its part is read.
-
     On the meta device there are no values, but matrices are stored as the checkpoint's headers say.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
@@ -361,9 +356,10 @@ def load_model(
             pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
     ops = finish.ops if finish else OpTable("cpu" if device.type == "cpu" else "cuda")
     on_cpu = device.type == "cpu"
-    spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
-    options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to, has_fp8(device))
-    hold = storage(ops, take_kept, options, _read_as(checkpoint, options), sources, cuts)
+    options = Options(dtype, quantization, rounded, not on_cpu, device, None, has_fp8(device))
+    if on_cpu and checkpoint is not None:
+        options = replace(options, spills_to=find_spill(checkpoint, spec, sources, options))
+    hold = storage(ops, take_kept, options, read_as(checkpoint, options), sources, cuts)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)
     try:

@@ -19,6 +19,7 @@ from penstock.ops.attention.attention import Shared, Work
 from penstock.ops.attention.cache import FP8
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.int_product import empty_ints
+from penstock.ops.matmul.lora_stacks import LoraArea
 from penstock.ops.matmul.product import is_skinny
 from penstock.ops.sampling.extras import make_extras
 from penstock.ops.sampling.row_params import make_row_params
@@ -191,7 +192,8 @@ def _latents() -> Iterator[tuple[str, dict[str, Any]]]:
 def _loras() -> Iterator[tuple[str, dict[str, Any]]]:
     for num_rows in (1, 300):
         x = torch.zeros(num_rows, 2048, dtype=torch.bfloat16)
-        weights = LoraStacks(8, 16, (512, 2048), (256, 128, 128), x.dtype, torch.device("cpu"))
+        weights = LoraStacks(16, (512, 2048), (256, 128, 128))
+        LoraArea({"": weights}, 8, x.dtype, torch.device("cpu"))
         rows = AdapterRows(torch.zeros(num_rows, dtype=torch.int32))
         yield (
             "add_lora_stacks",

@@ -35,7 +35,7 @@ KERNELS = (
     "_int_epilogue",
     "_int_dots",
     "_int_gemm",
-    "_int_gemv",
+    "run_int_gemv",
     "_latent_attention",
     "_latent_write",
     "_layer_norm",

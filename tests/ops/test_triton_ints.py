@@ -13,6 +13,8 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
+from penstock.ops.experts.grouped_product import grouped_int_product  # noqa: E402
+from penstock.ops.matmul.epilogue import Epilogue  # noqa: E402
 from penstock.ops.matmul.int_product import (  # noqa: E402
     dequantize_ints,  # noqa: E402
     int_product,
@@ -22,6 +24,7 @@ from penstock.ops.matmul.int_product import (  # noqa: E402
 )
 from penstock.ops.matmul.int_rows import int_rows  # noqa: E402
 from penstock.ops.triton import tuning  # noqa: E402
+from penstock.ops.triton.experts import grouped_ints  # noqa: E402
 from penstock.ops.triton.matmul import int_dot, int_gemv  # noqa: E402
 from penstock.ops.triton.matmul import int_product as bodies  # noqa: E402
 from penstock.ops.triton.matmul.int_rows import dequantize  # noqa: E402
@@ -354,3 +357,21 @@ def test_scales_lie_as_codes_do() -> None:
     assert packed.shape == (2, 2, 8, 2) and packed[1, 0, 1].tolist() == [27, 28] and packed[1, 1, 1].tolist() == [29, 0]
     both = pack_scales(torch.stack([plain, -plain], -1))
     assert both.shape == (2, 2, 2, 8, 2) and both[1, 0, 1, 1].tolist() == [28, -28] and not both[1, 1, 1].any()
+
+
+@pytest.mark.parametrize(("bits", "sets"), [(8, 0), (4, 2), (8, 2), (4, 4)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_few_rows_of_experts_are_not_sorted(bits: int, sets: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program for each pair, which reads its own matrix; a pair of none is 0."""
+    words, scales = int_weight(bits, bits, 12 * 24, 200, sets or None)
+    x = normal(1, 2, 200, dtype=HALF)
+    ids = torch.tensor([[3, 11], [-1, 0]], dtype=torch.int32)
+    epilogue = Epilogue(normal(2, 12 * 24), "silu" if gated else None, gated)
+    expected = grouped_int_product.reference(x, words, scales, ids, 12, epilogue)
+    monkeypatch.setattr(grouped_ints, "sort_pairs", None)
+    for limit in (tuning.MAX_GATED_GEMV_WIDTH, 100):  # gates and ups at once, and one after the other
+        monkeypatch.setattr(grouped_ints, "MAX_GATED_GEMV_WIDTH", limit)
+        given = [move(value, DEVICE) for value in (x, words, scales, ids, 12, epilogue)]
+        found = grouped_int_product.bodies["cuda"].function(*given)
+        torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=4e-3, atol=4e-3)
+    assert not found[1, 0].any() and found[1, 1].any()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.gpu_sets import SHAPES
-from penstock.api.plan.costs import Matrices, Memories, _count_experts
+from penstock.api.plan.costs import Matrices, Memories
 from penstock.api.plan.devices import Device, find_gpu, here, known_gpus, parse_memory
 from penstock.api.plan.fit import Subject, find_fit
 from penstock.api.plan.plan import TargetLoad, make_plan
@@ -66,6 +66,29 @@ def test_bytes_on_an_h200(case: dict[str, Any]) -> None:
     per_position = Memories.of(found.fit.spec, found.fit.settings.kv_cache_dtype).read_bytes(1)
     moved = case["steps"] * (matrices.layer_bytes + matrices.head_bytes) + counted["read_positions"] * per_position
     assert moved / 1e9 == pytest.approx(counted["moved_gb"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "all_gb", "one_gb", "many_gb", "values"),
+    [("qwen3-30b-a3b", 59.8, 5.46, 52.5, 2.73e9), ("deepseek-v2-lite", 30.6, 4.48, 29.3, 2.24e9)],
+)
+def test_bytes_of_experts(name: str, all_gb: float, one_gb: float, many_gb: float, values: float) -> None:
+    """All layers' bytes, those that 1 and 32 tokens meet, and what a token is multiplied with: as in decision 0050."""
+    subject, config = Subject(SHAPES[name], None), EngineConfig(max_model_len=4096)
+    found = make_plan(subject, config, find_gpu("H200"), TargetLoad(1, 128, 256), is_timed=False)
+    matrices = Matrices.of(found.fit.model)
+    counted = [matrices.layer_bytes, matrices.touched_bytes(1), matrices.touched_bytes(32)]
+    assert [count / 1e9 for count in counted] == pytest.approx([all_gb, one_gb, many_gb], rel=0.005)
+    assert matrices.used_values() == pytest.approx(values, rel=0.005)
+    rope = 0.03e9  # tables, and the embedding beside the head
+    assert found.fit.memory.weights - matrices.layer_bytes - 2 * matrices.head_bytes < rope
+    assert found.speed is not None and found.speed.bound["reading weights"] > 0.5
+
+
+def test_bytes_of_quantized_experts() -> None:
+    subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=4096, quantization="int4")
+    matrices = Matrices.of(make_plan(subject, config, find_gpu("H200"), TargetLoad(1), is_timed=False).fit.model)
+    assert matrices.touched_bytes(1) / matrices.used_values() == pytest.approx(matrices.layer_bytes / 29.9e9, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +161,7 @@ def test_experts_are_read_as_they_are_chosen(tokens: int, gigabytes: float) -> N
     are no matrices, or are all read."""
     model = find_fit(Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(), find_gpu("H200"), 256, 1).model
     found = Matrices.of(model)
-    read = found.layer_bytes * found.touch_share(tokens) + found.head_bytes
+    read = found.touched_bytes(tokens) + found.head_bytes
     assert read / 1e9 == pytest.approx(gigabytes, rel=0.15)
 
 
@@ -270,13 +293,12 @@ def test_steps_are_timed_here(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
 def test_experts_count_by_those_chosen(architecture: str) -> None:
+    """What balances stages: a token's share of a layer's experts."""
     spec = spec_from_config({**FAMILIES[architecture].like[0], "architectures": [architecture]})
-    mixtures = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)]
-    values = sum(prod(shape) for layer in spec.layers for shape in layer.parameters().values())
-    of_experts, chosen = _count_experts(spec, values)
-    assert 0.3 < of_experts < 1 and chosen == mixtures[0].routing.num_chosen / mixtures[0].num_experts < 1
-    idle = of_experts * values * (1 - chosen)
-    assert sum(one.count_idle() for one in mixtures) == pytest.approx(idle)
+    for ffn in (layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)):
+        shapes = ffn.parameters()
+        values = sum(prod(shape) for name, shape in shapes.items() if name.startswith("experts."))
+        assert 0 < ffn.count_idle() == pytest.approx(values * (1 - ffn.routing.num_chosen / ffn.num_experts))
 
 
 def test_replicas_share_memory_and_requests(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Models:
     """Engines of one tiny model, by their options; each with and without drafts."""
 
     folder: Path
-    architecture: str = "LlamaForCausalLM"
+    kind: str = ""  # a column of KINDS
     made: dict[Any, LLM] = field(default_factory=dict)
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)  # their options, by method
 
@@ -110,24 +111,36 @@ class Models:
 
     def _save(self, drafter: str) -> dict[str, Any]:
         """Save a target with heads; return the options for speculation."""
-        if drafter == "mtp" and self.architecture != "LlamaForCausalLM":
-            test_mtp.save_target(self.folder / drafter / "target")  # latents and experts
+        if not self.kind:
+            return save_target(self.folder / drafter, drafter)[1]
+        if drafter == "mtp":
+            test_mtp.save_target(self.folder / drafter / "target")
             return {"method": "mtp"}
-        return save_target(self.folder / drafter, drafter, self.architecture, **LIKE.get(self.architecture, {}))[1]
+        architecture, sizes = KINDS[self.kind]
+        return save_target(self.folder / drafter, drafter, architecture, **sizes)[1]
 
 
-LATENT, EXPERTS = "MiniCPM3ForCausalLM", "MixtralForCausalLM"
-SIZES = dict(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=20)
-LIKE: dict[str, dict[str, Any]] = {
-    LATENT: {"num_key_value_heads": 4, **SIZES},
-    EXPERTS: {"num_local_experts": 4, "num_experts_per_tok": 2},
+# columns of another kind of model; their MTP layer is DeepSeek-V3's, which has both
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "latent attention": (
+        "MiniCPM3ForCausalLM",
+        dict(
+            q_lora_rank=None,
+            kv_lora_rank=32,
+            qk_nope_head_dim=24,
+            qk_rope_head_dim=8,
+            v_head_dim=20,
+            num_key_value_heads=4,
+        ),
+    ),
+    "experts": ("Qwen3MoeForCausalLM", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)),
 }
 
 
-def open_models(folder: Path, architecture: str) -> Iterator[Models]:
+def open_models(folder: Path, architecture: str, kind: str = "") -> Iterator[Models]:
     tiny.write_config(folder, architecture, vocab_size=VOCABULARY, max_position_embeddings=512)
     tiny.write_tokenizer(folder)
-    found = Models(folder, architecture)
+    found = Models(folder, kind)
     yield found
     for llm in found.made.values():
         llm.close()
@@ -139,13 +152,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 
 @pytest.fixture(scope="module")
-def latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    yield from open_models(tmp_path_factory.mktemp("latents"), LATENT)
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    yield from open_models(tmp_path_factory.mktemp("experts"), EXPERTS)
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Models]]:
+    """Models of other kinds, by column."""
+    with ExitStack() as stack:
+        open_one = contextmanager(open_models)
+        yield {
+            column: stack.enter_context(open_one(tmp_path_factory.mktemp(architecture), architecture, column))
+            for column, (architecture, _) in KINDS.items()
+        }
 
 
 FEW = [70, 73, 78, 83, 90]  # tokens: pairs of them repeat, so that there are drafts
@@ -262,13 +276,13 @@ def cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("drafter", "column"), cells())
-def test_cell(models: Models, latents: Models, experts: Models, tmp_path: Path, drafter: str, column: str) -> None:
+def test_cell(models: Models, others: dict[str, Models], tmp_path: Path, drafter: str, column: str) -> None:
     if find_word(drafter, column) == REFUSED:
         check_refusal(tmp_path, drafter, column)
     elif column == "GPU":
         check_gpu(models, drafter)
     else:
-        check_same({"latent attention": latents, "experts": experts}.get(column, models), drafter, column)
+        check_same(others.get(column, models), drafter, column)
 
 
 def check_refusal(folder: Path, drafter: str, column: str) -> None:

@@ -53,6 +53,13 @@ ALIKE = [
     "Cohere2ForCausalLM",
     "SmolLM3ForCausalLM",
     "Ernie4_5_MoeForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM",
+    "GraniteMoeForCausalLM",
+    "PhimoeForCausalLM",
+    "Glm4MoeForCausalLM",
 ]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
 RESTORED = 16  # prompts

@@ -92,7 +92,7 @@ def start_engine(
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras, settings.lora_bytes)
-        scheduler.roster.loras.sums = settings.device == "cpu"
+        scheduler.roster.loras.memory.sum_rank = loras.sum_rank
         if offloading is not None:
             offloading.names.find_adapters = scheduler.roster.loras.memory.describe
     bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)

@@ -48,16 +48,16 @@ class Roofline:
     def _weights(self, tokens: float, logits: float) -> tuple[float, float]:
         """Return the seconds of reading matrices and of multiplying with them."""
         each, device = self._matrices, self._device
-        num_bytes = each.layer_bytes * each.touch_share(tokens) + (each.head_bytes if logits else 0)
-        layers = 2.0 * each.layer_values * each.use_share() * tokens / self._layer_ops_s
+        num_bytes = each.touched_bytes(tokens) + (each.head_bytes if logits else 0)
+        layers = 2.0 * each.used_values() * tokens / self._layer_ops_s
         read_s = (num_bytes + tokens * each.row_bytes) / device.bytes_s
         return read_s, layers + 2.0 * each.head_values * logits / device.ops_s
 
     def _copies(self, tokens: float) -> float:
         """Return the seconds of a step's copies from the host. Few rows read the experts that they chose in place."""
         each = self._matrices
-        experts = min(self._host_bytes, each.layer_bytes * each.expert_share)
-        chosen = tokens * each.chosen_share
+        experts = min(self._host_bytes, sum(one.num_bytes for one in each.experts))
+        chosen = tokens * min((one.chosen_share for one in each.experts), default=1.0)
         share = chosen if chosen <= FEW_SHARE else 1.0
         return (self._host_bytes - experts * (1.0 - share)) / self._device.link_bytes_s
 

@@ -138,7 +138,12 @@ class Scheduler:
     def poll_loras(self) -> list[Delta]:
         """Take in the adapters that have been read, and end the requests of those that could not be."""
         deltas: list[Delta] = []
-        for number, why in self.roster.loras.poll().items():
+        failed = self.roster.loras.poll()
+        for sequence in [one for sequences in self.roster.requests.values() for one in sequences]:
+            excess = self.roster.loras.memory.find_excess(sequence.request.loras)
+            if excess and not sequence.done:
+                deltas += self._accounts.end_with_error(sequence, excess)
+        for number, why in failed.items():
             log.error("adapter %d cannot be read again: %s", number, why)
             for sequence in [one for sequences in self.roster.requests.values() for one in sequences]:
                 name = next((use.name for use in sequence.request.loras if use.number == number), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
@@ -18,6 +19,8 @@ from penstock.ops.sampling.row_params import row_params_bytes
 from penstock.ops.triton.tuning import max_captured_tokens
 from penstock.runner.rows import LOGIT_ROWS
 
+# Matrices that adapters have no room for: tables, what latents absorb, and stacks.
+NO_ADAPTERS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b|.*\.experts\..*")
 MIN_CAPABILITY = (8, 0)  # older ones cannot multiply bfloat16
 MIN_TRITON, MIN_TORCH = (3, 6), "2.10"  # older Tritons do not compile all kernels
 # Compared with transformers on a GPU by tests/gpu.
@@ -194,16 +197,18 @@ def kept_bytes(spec: ModelSpec) -> int:
 
 
 def lora_bytes(spec: ModelSpec) -> int:
-    """Bytes, for each of its ranks, of an adapter of every linear, at 16 bits; each part of a linear has its own a."""
-    merges, values = spec.merges(), 0
+    """Bytes, for each of its ranks, of an adapter of every linear that may have one, at 16 bits with scales of 32; each
+    part of a linear has its own a."""
+    merges, total = spec.merges(), 0
     for name, shape in spec.parameters().items():
         linear = name.removesuffix(".weight")
         merge = merges.get(linear)
-        if len(shape) == 2 and not (merge and merge.num_matrices > 1) and not name.endswith(KEPT_WIDE):
-            values += shape[0] + shape[1] * (len(merge.parts) if merge else 1)
+        if len(shape) == 2 and linear != name and not NO_ADAPTERS.fullmatch(linear):
+            num_parts = len(merge.parts) if merge else 1
+            total += 2 * (shape[0] + num_parts * shape[1]) + 4 * num_parts
     if spec.head is not None and spec.head.tied:
-        values += spec.embedding.vocab_size + spec.embedding.width
-    return 2 * values
+        total += 2 * (spec.embedding.vocab_size + spec.embedding.row) + 4
+    return total
 
 
 def layer_bytes(spec: ModelSpec) -> int:

@@ -166,7 +166,7 @@ def _grouped_fp8_group_product() -> Iterator[Example]:
 @examples(ops.grouped_int_product, EachRow("x", "ids"))
 def _grouped_int_product() -> Iterator[Example]:
     for bits in (8, 4):
-        for seed, size in enumerate([(1, 64, 48, 8, 3), (5, 100, 32, 4, 1), (23, 128, 96, 12, 4)]):
+        for seed, size in enumerate([(1, 64, 48, 8, 3), (5, 100, 32, 4, 1), (23, 128, 96, 12, 4), (3, 200, 20, 40, 2)]):
             _, width, num_out, num_matrices, _ = size
             words, scales = int_weight(seed, bits, num_matrices * num_out, width)
             call = _call(seed, size)

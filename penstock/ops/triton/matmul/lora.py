@@ -30,6 +30,8 @@ class Adapters(NamedTuple):
     a: Any
     b: Any
     scales: Any
+    slot_values: int  # from a slot's a or b to that of the next
+    slot_scales: int
     bounds: tuple[int, ...]  # first output of each part but the first
 
 
@@ -52,7 +54,6 @@ def _shrink(
     num_rows,
     num_inner,
     width,
-    RANK: tl.constexpr,
     OUTS: tl.constexpr,
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -76,13 +77,14 @@ def _shrink(
     if count * (slot + 1) > 0:
         r, n = tl.arange(0, ROWS), tl.program_id(1) * OUTS + tl.arange(0, OUTS)
         row = tl.load(order + first + r, mask=r < count, other=0, cache_modifier=".cg").to(tl.int64)
-        own = slot.to(tl.int64) * num_inner + tl.minimum(n, num_inner - 1)
-        scale = tl.load(adapters.scales + own // RANK, cache_modifier=".cg")[:, None]
+        own, line = tl.minimum(n, num_inner - 1), slot.to(tl.int64)
+        scale = tl.load(adapters.scales + line * adapters.slot_scales + own, cache_modifier=".cg")[:, None]
+        weights = adapters.a + line * adapters.slot_values + own.to(tl.int64) * width
         total = tl.zeros((OUTS, ROWS), tl.float32)
         for i in range(SPLITS):
             first_input = (split * SPLITS + i) * SHARE
             sums = sum_chain(
-                adapters.a + own * width + first_input,
+                weights + first_input,
                 x + row * x_row + first_input,
                 r < count,
                 tl.minimum(width - first_input, SHARE),
@@ -132,7 +134,8 @@ def _expand(
     for i in tl.static_range(len(adapters.bounds)):
         part += (n >= adapters.bounds[i]).to(tl.int32)
     num_wanted = count * (slot + 1)
-    line = (tl.maximum(slot, 0).to(tl.int64) * num_out + n)[:, None] * RANK + (k % RANK)[None, :]
+    begin = tl.maximum(slot, 0).to(tl.int64) * adapters.slot_values
+    line = begin + n.to(tl.int64)[:, None] * RANK + (k % RANK)[None, :]
     own = (n < tl.where(num_wanted > 0, num_out, 0))[:, None] & ((k // RANK)[None, :] == part[:, None])
     b = tl.load(adapters.b + line, mask=own, other=0.0)
     if EARLY:
@@ -168,7 +171,8 @@ def _find_room(rows: AdapterRows, shape: tuple[int, int, int], device: torch.dev
 
 
 def _adapters(weights: LoraStacks) -> Adapters:
-    return Adapters(weights.a, weights.b, weights.scales, weights.bounds[1:-1])
+    a, b, scales = weights.a, weights.b, weights.scales
+    return Adapters(a, b, scales, a.stride(0), scales.stride(0), weights.bounds[1:-1])
 
 
 def _add(
@@ -224,7 +228,6 @@ def _body(x: Tensor, y: Tensor, rows: AdapterRows, weights: LoraStacks) -> Tenso
         num_rows,
         num_inner,
         width,
-        weights.rank,
         16,
         tile_rows,
         share,
