@@ -32,8 +32,7 @@ MIN_SPARE_BLOCKS = 32  # beside those of two steps, for drafts to be verified
 
 
 def list_ready(running: list[Sequence], num_batches: int) -> list[Sequence]:
-    """List the sequences that the next of so many plans at once may have: its share of the rows, none of which waits
-    for a token."""
+    """Return sequences the next of `num_batches` concurrent plans may run."""
     if num_batches == 1:
         return running
     ready = [sequence for sequence in running if not sequence.expected and sequence.remaining]
@@ -314,7 +313,7 @@ class Scheduler:
                 if self._queue.claim_slot(suspect):
                     self._queue.admit(suspect, self.max_num_batched_tokens, alone=True)
                 elif self.roster.loras.is_loading:
-                    return  # nobody is in its way
+                    return  # no other sequence blocks it
             others = [s for s in self.roster.running if s is not suspect]
             if self._builder.entries or not others:
                 return
