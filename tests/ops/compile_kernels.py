@@ -137,6 +137,11 @@ def _int_products() -> Iterator[dict[str, Any]]:
                 "scales": scales,
                 "num_out": 4096,
             }
+    for bits, sets, gated in ((4, None, False), (8, None, True), (4, 4, True), (8, 4, False)):  # one row, many values
+        words, scales = empty_ints(bits, 4608, 4096, sets=sets)
+        x, activation = torch.ones(1, 4096, dtype=torch.bfloat16), "silu" if gated else None
+        given = {"x": x, "words": words, "scales": scales, "num_out": 4608, "norm": norm[:4096], "eps": 1e-5}
+        yield {**given, "gated": gated, "activation": activation}
     for bits, num_rows in ((8, 1), (4, 1), (8, 16), (8, 128), (4, 64)):  # scales as files have them
         words, scales = empty_ints(bits, 4096, 4096, sets=4)
         x = torch.ones(num_rows, 4096, dtype=torch.bfloat16)
