@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.files import open_checkpoint
+from penstock.models.spec import FAMILIES
 from penstock.quantize.gguf.mixes import MIXES, Model, choose_type
 from penstock.quantize.run import Made, quantize
 from penstock.quantize.targets import make_target
 from penstock.quantize.walk import LayerStack, Walk
+from tests.files.convert import MODELS
 from tests.models import oracle
 from tests.models.test_multimodal import TINY
 from tests.quantize.conftest import TEXT, write_folder
@@ -138,7 +140,10 @@ def test_a_gguf_source_becomes_a_folder(folder: Path, tokens: list[int], tmp_pat
     assert other.chat_template == one.chat_template
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral", "llama-3.2"])
+UNSAID = ("llama-factors", "phi3-long", "qwen2vl", "qwen3vl")  # the keys cannot say their configs, or are media's
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in UNSAID])
 def test_gguf_metadata_describes_other_families(name: str, tokens: list[int], tmp_path: Path) -> None:
     source, out = write_folder(tmp_path / "source", name), tmp_path / "out.gguf"
     make(source, out, None, "gguf:F32")
@@ -147,9 +152,16 @@ def test_gguf_metadata_describes_other_families(name: str, tokens: list[int], tm
 
 
 def test_families_without_gguf_keys_are_refused_by_name(tmp_path: Path, tokens: list[int]) -> None:
-    source = write_folder(tmp_path / "source", "gemma2")
-    with pytest.raises(InvalidModel, match="LlamaForCausalLM.*not of Gemma2ForCausalLM.*without gguf:"):
+    source = oracle.save(oracle.make("OPTForCausalLM", FAMILIES["OPTForCausalLM"].like[0]), tmp_path / "source")
+    with pytest.raises(InvalidModel, match="of other GGUF files and of LlamaForCausalLM.*not of OPTForCausalLM"):
         make(source, tmp_path / "out.gguf", tokens, "gguf:Q8_0")
+    source = write_folder(tmp_path / "factors", "llama-factors")
+    with pytest.raises(InvalidModel, match="GGUF's keys for llama cannot describe the model's layers"):
+        make(source, tmp_path / "out.gguf", tokens, "gguf:Q8_0")
+
+
+def test_gemma_is_rounded_in_place(tmp_path: Path, tokens: list[int]) -> None:
+    source = write_folder(tmp_path / "source", "gemma2")
     make(source, tmp_path / "out", tokens, "int8")
     original = hidden(source, tokens)
     assert (hidden(tmp_path / "out", tokens) - original).norm() / original.norm() < 0.05

@@ -13,15 +13,20 @@ from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.gguf import Keys, TensorInfo
 from penstock.models.files.gguf_checkpoint import MIXTURES
 from penstock.models.files.gguf_config import read_config
-from penstock.models.layer import Attention, GatedMlp, LinearScaling, Llama3Scaling, RmsNorm, YarnScaling
+from penstock.models.latent import LatentAttentionSpec
+from penstock.models.layer import (
+    Attention,
+    GatedMlp,
+    LayerNorm,
+    LinearScaling,
+    Llama3Scaling,
+    Mlp,
+    RmsNorm,
+    YarnScaling,
+)
 from penstock.models.spec import ModelSpec, spec_from_config
+from penstock.quantize.gguf.families import ARCHITECTURES, find_attention, find_experts
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 REPLACED = ("general.file_type", "general.quantization_version")
 QUANTIZATION_VERSION = 2
 
@@ -32,38 +37,65 @@ def find_architecture(checkpoint: Checkpoint, spec: ModelSpec) -> str:
         return str(checkpoint.metadata["general.architecture"])
     if spec.architecture not in ARCHITECTURES:
         raise InvalidModel(
-            f"{checkpoint.path}: GGUF files are made of {', '.join(ARCHITECTURES)} and of other GGUF files, not of "
+            f"{checkpoint.path}: GGUF files are made of other GGUF files and of {', '.join(ARCHITECTURES)}, not of "
             f"{spec.architecture}: choose a scheme without gguf:, or convert the model with llama.cpp first"
         )
-    return ARCHITECTURES[spec.architecture]
+    return ARCHITECTURES[spec.architecture].name
 
 
-def make_metadata(spec: ModelSpec, name: str) -> dict[str, Any]:
+def make_metadata(spec: ModelSpec, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Describe a model of a folder: the keys of its architecture."""
-    mixer, ffn, norm = spec.layers[0].mixer, spec.layers[0].ffn, spec.norm
-    assert isinstance(mixer, Attention) and isinstance(ffn, GatedMlp) and isinstance(norm, RmsNorm)
-    architecture = ARCHITECTURES[spec.architecture]
-    found = {
+    kind = ARCHITECTURES[spec.architecture]
+    found: dict[str, Any] = {
         "context_length": spec.max_positions,
         "embedding_length": spec.width,
         "block_count": spec.num_layers,
-        "feed_forward_length": ffn.hidden,
-        "attention.head_count": mixer.num_heads,
-        "attention.head_count_kv": mixer.num_kv_heads,
-        "attention.layer_norm_rms_epsilon": float(norm.eps),
-        "attention.key_length": mixer.head_size,
-        "attention.value_length": mixer.head_size,
+        "feed_forward_length": _find_hidden_size(spec, config),
         "vocab_size": spec.vocab_size,
     }
-    if mixer.window:
-        found["attention.sliding_window"] = mixer.window
-    if mixer.rope is not None:
-        found["rope.freq_base"] = float(mixer.rope.theta)
-        if architecture == "llama":
-            found["rope.dimension_count"] = mixer.rope.size
-        found |= _scale_keys(mixer.rope.scaling)
-    keys = {f"{architecture}.{key}": value for key, value in found.items()}
-    return {"general.architecture": architecture, "general.name": name, **keys}
+    if isinstance(spec.norm, (RmsNorm, LayerNorm)):
+        rms = "rms_" if isinstance(spec.norm, RmsNorm) else ""
+        found[f"attention.layer_norm_{rms}epsilon"] = float(spec.norm.eps)
+    found |= _describe_attention(spec, kind.says_rotated)
+    mixture = find_experts(spec)
+    if mixture is not None:
+        found |= {"expert_count": mixture.num_experts, "expert_used_count": mixture.routing.num_chosen}
+    found |= kind.extra(spec, config)
+    keys = {f"{kind.name}.{key}": value for key, value in found.items()}
+    return {"general.architecture": kind.name, "general.name": name, **keys}
+
+
+def _find_hidden_size(spec: ModelSpec, config: Mapping[str, Any]) -> int:
+    """Return the width of dense layers, or what the config calls so where all have experts."""
+    for layer in spec.layers:
+        if isinstance(layer.ffn, (Mlp, GatedMlp)):
+            return layer.ffn.hidden
+    mixture, named = find_experts(spec), config.get("intermediate_size")
+    assert mixture is not None
+    return named if isinstance(named, int) else mixture.expert.hidden
+
+
+def _describe_attention(spec: ModelSpec, says_rotated: bool) -> dict[str, Any]:
+    """Describe heads, window and rotary positions; those of layers without a window where there are some."""
+    found: dict[str, Any] = {}
+    attentions = find_attention(spec)
+    for mixer in attentions[:1]:
+        found["attention.head_count"] = mixer.num_heads
+        found["attention.head_count_kv"] = mixer.num_kv_heads
+        if any(each.rope for each in attentions):  # architectures without rope have no key for a size
+            found["attention.key_length"] = found["attention.value_length"] = mixer.head_size
+    window = max((mixer.window for mixer in attentions), default=0)
+    if window:
+        found["attention.sliding_window"] = window
+    ropes = [layer.mixer.rope for layer in spec.layers if isinstance(layer.mixer, (Attention, LatentAttentionSpec))]
+    wide = [mixer.rope for mixer in attentions if not mixer.window]
+    rope = next((each for each in (*wide, *ropes) if each is not None), None)
+    if rope is not None:
+        found["rope.freq_base"] = float(rope.theta)
+        if says_rotated:
+            found["rope.dimension_count"] = rope.size
+        found |= _scale_keys(rope.scaling)
+    return found
 
 
 def _scale_keys(scaling: object) -> dict[str, Any]:
