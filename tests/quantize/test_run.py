@@ -184,6 +184,38 @@ def test_half_of_the_weights_are_zero(
     assert weight.abs().sum() > 0
 
 
+@pytest.mark.parametrize("scheme, method", [("bf16", "rtn"), ("w8a8", "smoothquant"), ("fp8", "rtn")])
+def test_two_of_four_values_are_left_out_of_the_file(
+    folder: Path, tokens: list[int], tmp_path: Path, scheme: str, method: str
+) -> None:
+    """The definition of sparse-24-bitmask: bits from the lowest up, the kept values of a row in turn."""
+    out = tmp_path / "out"
+    make(folder, out, tokens, scheme, method, sparsity="2:4", prune="wanda")
+    parts = load_file(out / "model.safetensors")
+    assert f"{Q}.weight" not in parts
+    rows, width = parts[f"{Q}.shape"].flatten().tolist()
+    kept = parts[f"{Q}.compressed"]
+    assert kept.shape == (rows, width // 2)
+    mask = np.unpackbits(parts[f"{Q}.bitmask"].numpy(), axis=1, bitorder="little").astype(bool)
+    assert (mask.reshape(rows, -1, 4).sum(-1) == 2).all()
+    values = np.zeros((rows, width), dtype=np.float32)
+    values[mask] = kept.float().numpy().ravel()
+    if scheme != "bf16":
+        values = values * parts[f"{Q}.weight_scale"].float().numpy()
+    checkpoint = open_checkpoint(out)
+    assert np.array_equal(checkpoint.tensor(f"{Q}.weight").float().numpy(), values)
+    checkpoint.close()
+    described = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert described["sparsity_config"]["format"] == "sparse-24-bitmask"
+    assert "lm_head.weight" in parts and described["sparsity_config"]["ignore"] == ["lm_head"]
+    dense = tmp_path / "dense"
+    make(folder, dense, tokens, scheme, method, sparsity="0.5", prune="wanda")
+    sizes = [(path / "model.safetensors").stat().st_size for path in (out, dense)]
+    assert sizes[0] < sizes[1]
+    original = hidden(folder, tokens)
+    assert (hidden(out, tokens) - original).norm() / original.norm() < 1.2
+
+
 def test_bad_options_say_what_is_known(folder: Path, tokens: list[int], tmp_path: Path) -> None:
     cases: list[tuple[str, str | None, dict[str, Any], str]] = [
         ("int3", None, {}, "scheme='int3' is unknown; known: int8, int4, w8a8, fp8, bf16, and gguf: followed by"),

@@ -12,11 +12,14 @@ from penstock.errors import InvalidModel
 from penstock.models.reading import STACKS, Source
 from penstock.quantize.block import Pieces, RoundedBlock
 from penstock.quantize.compressed.folder import copy_text, write_config, write_weights
-from penstock.quantize.compressed.pack import describe, pack_matrix
+from penstock.quantize.compressed.pack import describe, is_sparse, pack_matrix, pack_sparse
 from penstock.quantize.job import Job
 from penstock.quantize.layout import cut_rows, is_kept, restore, row_order
 from penstock.quantize.targets import Target
 from penstock.quantize.walk import LayerStack
+
+ROWS = ("plain", "grouped")  # layouts whose rows are outputs
+
 
 class FolderOutput:
     """Tensors of a model folder."""
@@ -42,7 +45,9 @@ class FolderOutput:
             rounded = block.matrices.get(parameter)
             for source, rows in self._cut(parameter):
                 if rounded is None or rounded.grid is None or rounded.codes is None:
-                    made[source.tensor] = restore(value[rows], source).to(self.dtype)
+                    plain = restore(value[rows], source).to(self.dtype)
+                    packs = rounded is not None and is_sparse(self.target) and source.layout in ROWS
+                    made |= pack_sparse(source.tensor, plain) if packs else {source.tensor: plain}
                     continue
                 codes, grid, order = rounded.codes[rows], rounded.grid.rows(rows), row_order(source)
                 if order is not None:
@@ -94,7 +99,7 @@ class FolderOutput:
         folder.mkdir(exist_ok=True)
         write_weights(job, num_parts, folder)
         copy_text(self.stack.checkpoint, folder)
-        quantization = None if self.target.kind == "dense" else describe(self.target, self._find_dense())
+        quantization = describe(self.target, self._find_dense())
         write_config(folder, self.stack.checkpoint.config, self.dtype, quantization)
         job.publish(folder)
 
