@@ -12,7 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from penstock import LLM, layers
 from penstock.models.files import open_checkpoint
+from penstock.models.load import load_model
+from penstock.models.spec import spec_from_config
+from penstock.quant.packed import Packed
 from penstock.quantize.compare import Text, compare
 from penstock.quantize.walk import LayerStack
 from tests.models import oracle
@@ -52,6 +56,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": LATENT
     | dict(q_lora_rank=32, n_routed_experts=8, moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1)
     | dict(n_group=4, topk_group=2),
+    "OlmoeForCausalLM": WIDE | dict(num_experts=4, num_experts_per_tok=2),
+    "Glm4MoeForCausalLM": WIDE
+    | dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1)
+    | dict(first_k_dense_replace=1, head_dim=16),
+    "Ernie4_5_MoeForCausalLM": WIDE
+    | dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=32, moe_num_shared_experts=1, moe_layer_start_index=1),
+    "Llama4ForCausalLM": WIDE
+    | dict(intermediate_size=32, intermediate_size_mlp=48, num_local_experts=4, num_experts_per_tok=1, head_dim=16)
+    | dict(interleave_moe_layer_step=1),
     "GptOssForCausalLM": WIDE
     | dict(num_local_experts=4, num_experts_per_tok=2, head_dim=16, rope_parameters=YARN, sliding_window=64),
 }
@@ -89,6 +102,7 @@ CASES = [
     ("DeepseekV3ForCausalLM", "int8", "rtn"),
     ("DeepseekV3ForCausalLM", "fp8", "rtn"),
     ("GptOssForCausalLM", "int4", "hqq"),
+    ("Llama4ForCausalLM", "int8", "gptq"),
 ]
 LIMITS = {"int4": 0.1, "int8": 0.002, "w8a8": 0.004, "fp8": 0.02}
 
@@ -111,13 +125,16 @@ def test_folders_of_experts_say_what_the_original_says(
     )
     layers = 1 if "first_k_dense_replace" in MODELS[name] else 2
     assert count == 3 * experts * layers  # every expert's matrices, one by one
+    if name == "Llama4ForCausalLM":
+        assert "model.layers.0.feed_forward.experts.3.up_proj.weight_scale" in stored
     described = json.loads((out / "config.json").read_text())["quantization_config"]
     names = [key for key in parts if key.endswith((".gate.weight", ".router.weight", ".router.layer.weight"))]
     routers = [key.removesuffix(".weight") for key in names if ".experts." not in key]
     assert routers and set(routers) <= set(described["ignore"])
 
 
-FILES = [*((name, "F32") for name in MODELS), ("MixtralForCausalLM", "Q4_0"), ("DeepseekV3ForCausalLM", "Q8_0")]
+FILES = [(name, "F32") for name in MODELS if name != "Llama4ForCausalLM"]
+FILES += [("MixtralForCausalLM", "Q4_0"), ("DeepseekV3ForCausalLM", "Q8_0")]
 
 
 @pytest.mark.parametrize("name, mix", FILES)
@@ -187,3 +204,26 @@ def test_half_of_the_experts_weights_are_zero(
     for name in ("mlp.experts.gate_up.weight", "mlp.experts.down.weight"):
         assert ((params[name] == 0).view(len(params[name]), -1, 4).sum(-1) >= 2).all()
     assert (params["mlp.router.weight"] == 0).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    "name, scheme, method, stored",
+    [
+        ("Qwen3MoeForCausalLM", "int4", "rtn", "compressed-tensors int4 g32, int4"),
+        ("DeepseekV3ForCausalLM", "int8", "rtn", "compressed-tensors int8"),
+        ("GraniteMoeForCausalLM", "w8a8", "rtn", "compressed-tensors int8"),
+    ],
+)
+def test_the_engine_multiplies_the_codes_of_experts(
+    folders: dict[str, Path], tokens: list[int], tmp_path: Path, name: str, scheme: str, method: str, stored: str
+) -> None:
+    make(folders[name], tmp_path / "out", tokens, scheme, method)
+    checkpoint = open_checkpoint(tmp_path / "out")
+    model = load_model(checkpoint, spec_from_config(checkpoint.config, 64), dtype=None)
+    mixture = model.blocks[1].ffn
+    assert isinstance(mixture, layers.Experts)
+    assert all(isinstance(stack.scheme, Packed) for stack in mixture.stacks())
+    with LLM(str(tmp_path / "out"), skip_tokenizer_init=True, progress=False) as llm:
+        (output,) = llm.generate([tokens[:20]], use_tqdm=False)
+        assert [one.value for one in output.applied if one.kind == "weights"] == [stored]
+        assert output.outputs[0].token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -72,16 +73,21 @@ class FolderOutput:
     def _spell(self, parameter: str, part: str, beside: str) -> str:
         """Name a part of a parameter as checkpoints of the family do, with the prefix of the tensor beside it."""
         module, _, kind = parameter.rpartition(".")
-        ours, names = f"{module.rpartition('.')[0]}.{part}.{kind}", self.stack.spec.names
+        above, names = module.rpartition(".")[0], self.stack.spec.names
+        number, expert = parameter.split(".")[1], part.partition(".")[0]
         prefix = max((each for each in names.prefixes if beside.startswith(each)), key=len, default="")
-        spelled = prefix + names.spelling(ours)
-        found = names.find(spelled)
-        if found is None or found.name != ours:
+        spelled = [
+            f"{prefix}{names.stack}.{number}.{name.replace('*', expert)}.{kind}" for name in names.layer if "*" in name
+        ]
+        found = [(name, names.find(name)) for name in spelled]
+        same = [name for name, stored in found if stored is not None and stored.name == f"{above}.{part}.{kind}"]
+        if not same:
             raise InvalidModel(
                 f"{self.stack.checkpoint.path}: tensor {beside!r} holds several matrices, which this format stores one "
                 "by one, and the family has no names for them: choose a gguf: scheme or bf16"
             )
-        return spelled
+        near = "" if self.stack.checkpoint.format == "gguf" else beside  # whose names are other than the family's
+        return max(same, key=lambda name: len(commonprefix([name, near])))
 
     def outer(self) -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
