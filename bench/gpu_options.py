@@ -28,7 +28,13 @@ def parser() -> argparse.ArgumentParser:
         "random weights of real shapes, beside what the device could do at best.",
     )
     add = made.add_argument
-    add("--shape", dest="shapes", action="append", choices=list(SHAPES), help=f"may be repeated (default: {', '.join(DEFAULT_SHAPES)})")
+    add(
+        "--shape",
+        dest="shapes",
+        action="append",
+        choices=list(SHAPES),
+        help=f"may be repeated (default: {', '.join(DEFAULT_SHAPES)})",
+    )
     add(
         "--set",
         "--case",

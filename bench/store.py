@@ -1,22 +1,27 @@
-"""The store of KV cache blocks: `python -m bench.store restart MODEL` and `python -m bench.store roles MODEL`.
+"""The store of KV cache blocks: `python -m bench.store restart MODEL`, and `roles` or `servers` in its place.
 
 `restart`: the time to the first token of a prompt in a new process, with a store that has seen it and without, by
 turns. `roles`: the time between tokens of running answers while long prompts arrive, with one engine and with two that
-have roles, on the same cores, by turns.
+have roles, on the same cores, by turns. `servers`: the same with a prefill server and a decode server behind a router,
+whose blocks go over TCP.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
+import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -118,18 +123,36 @@ async def load(url: str, seed: int) -> dict[str, list[float]]:
     return found
 
 
+@contextlib.contextmanager
+def serve_apart(options: tuple[str, ...], folder: str) -> Iterator[RunningServer]:
+    """Run a prefill server and a decode server behind a router, each with half of the cores."""
+    key = Path(folder, "router.key")
+    key.write_text(secrets.token_hex(16))
+    known = ("--router-key-file", str(key))
+    half = ("--threads", str(max(1, (os.cpu_count() or 2) // 2)), "--kv-offloading-size", "0.5", *known)
+    command = (sys.executable, "-m", "penstock", "route")
+    with (
+        RunningServer(*options, *half, "--role", "prefill", "--kv-transfer-port", "0") as prefill,
+        RunningServer(*options, *half, "--role", "decode") as decode,
+        RunningServer(prefill.url, decode.url, *known, "--no-access-log", command=command) as router,
+    ):
+        while httpx.get(f"{router.url}/health/ready").json()["upstreams_ready"] < 2:
+            time.sleep(0.05)
+        yield router
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def measure_roles(model: str, repeats: int, folder: str) -> dict[str, Any]:
+def measure_roles(model: str, repeats: int, folder: str, is_apart: bool) -> dict[str, Any]:
     options = (model, "--max-model-len", "2048", "--no-access-log")
     store = ("--kv-offloading-path", folder, "--kv-offloading-size", "0.5")
     runs: dict[str, list[dict[str, float]]] = {"one": [], "two": [], "roles": []}
     with (
         RunningServer(*options) as one,
         RunningServer(*options, "-dp", "2") as two,
-        RunningServer(*options, *ROLES, *store) as roles,
+        serve_apart(options, folder) if is_apart else RunningServer(*options, *ROLES, *store) as roles,
     ):
         for repeat in range(-1, repeats):
             for name, server in (("one", one), ("two", two), ("roles", roles)):
@@ -157,7 +180,7 @@ def measure_roles(model: str, repeats: int, folder: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.store", description=__doc__)
-    parser.add_argument("what", choices=("restart", "roles", "one"))
+    parser.add_argument("what", choices=("restart", "roles", "servers", "one"))
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--repeats", type=int, default=5)
@@ -170,7 +193,7 @@ def main() -> None:
     else:
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with tempfile.TemporaryDirectory(dir=memory) as folder:
-            print(json.dumps(measure_roles(given.model, given.repeats, folder), indent=2))
+            print(json.dumps(measure_roles(given.model, given.repeats, folder, given.what == "servers"), indent=2))
 
 
 if __name__ == "__main__":

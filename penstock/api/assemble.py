@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.api.applied import list_static
+from penstock.api.applied import describe_weights, list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
@@ -27,9 +27,12 @@ from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
 from penstock.errors import InvalidConfig, quote
+from penstock.host.gpus import Sharers
 from penstock.host.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
+from penstock.models.files.quantized.checkpoint import keep_floats
+from penstock.models.load import FP8_CAPABILITY, has_fp8
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
 from penstock.passes.lora_table import LoraTable, make_lora_table
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+ALONE = Sharers()
 
 
 @dataclass
@@ -87,10 +91,10 @@ def assemble(
     offline: bool = False,
     with_text: bool = True,
     draft_fn: DraftFunction | None = None,
-    num_replicas: int = 1,
+    sharers: Sharers = ALONE,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it. `num_replicas`
-    engines share the machine."""
+    """Build everything for one model. Without text there is no tokenizer: another process has it. The
+    `sharers` are engines that share machine and GPU."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
@@ -107,20 +111,18 @@ def assemble(
             if asks_for_model(config):  # refuse before a draft model is fetched
                 _resolve_settings(spec, described, config, gpu(), offline)
             draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-            ahead = _compile_ahead(spec, described, config, offline, num_replicas)
+            ahead = _compile_ahead(spec, checkpoint, described, config, offline, sharers)
             resolve_for = partial(_resolve_settings, described=described, config=config, offline=offline)
-            spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, num_replicas=num_replicas)
-            ranks = _make_ranks(config, path, spec, on_failure)
+            spec, settings = resolve_for(spec, gpu=gpu(), draft=draft, sharers=sharers)
+            ranks = _make_ranks(config, path, spec, sharers.machine, on_failure)
             if ranks is not None:
                 room = ranks.gather(described, checkpoint, settings.kv_cache_dtype)
-                spec, settings = resolve_for(spec, gpu=None, num_replicas=num_replicas, room=room)
+                spec, settings = resolve_for(spec, gpu=None, sharers=sharers, room=room)
                 ranks.set_up(spec, settings)
             settings = _tell_idle(settings, config, checkpoint, spec)
             sources.require_drafts(settings)
             stored = checkpoint.quantization if checkpoint else "dummy"
-            applied = list_static(
-                settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder
-            )
+            applied = _list_applied(checkpoint, settings, spec)
             tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
@@ -140,13 +142,21 @@ def assemble(
     )
 
 
-def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec, on_failure: ExitStack) -> Ranks | None:
+def _list_applied(checkpoint: Checkpoint | None, settings: Resolved, spec: ModelSpec) -> tuple[Applied, ...]:
+    """List the ledger's entries of every request."""
+    stored = describe_weights(checkpoint, settings, has_fp8(torch.device(settings.device)))
+    return list_static(settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
+
+
+def _make_ranks(
+    config: EngineConfig, path: Path, spec: ModelSpec, num_replicas: int, on_failure: ExitStack
+) -> Ranks | None:
     """Make the other ranks of a model; None if there is one rank only."""
     if count_ranks(config) == 1:
         return None
     from penstock.api.ranks.ranks import Ranks
 
-    ranks = Ranks(config, path, spec)
+    ranks = Ranks(config, path, spec, num_replicas)
     on_failure.callback(ranks.close)
     return ranks
 
@@ -171,7 +181,7 @@ def _resolve_settings(
     gpu: GpuFacts | None,
     offline: bool,
     draft: DraftPart | None = None,
-    num_replicas: int = 1,
+    sharers: Sharers = ALONE,
     room: int | None = None,
 ) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow. `room`: free memory of all machines."""
@@ -186,13 +196,21 @@ def _resolve_settings(
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
-            gpu=None if gpu is None else replace(gpu, total_bytes=gpu.total_bytes // num_replicas),
-            num_replicas=num_replicas,
+            gpu=None if gpu is None else _share_gpu(gpu, draft, sharers.gpu),
+            num_replicas=sharers.machine,
         ),
     )
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
     return keep_layers(spec, settings), settings
+
+
+def _share_gpu(gpu: GpuFacts, draft: DraftPart | None, num_sharers: int) -> GpuFacts:
+    """Facts for one of the engines that share a GPU, with a drafting model in each."""
+    gpu = replace(gpu, total_bytes=gpu.total_bytes // num_sharers)
+    if draft is None:
+        return gpu
+    return replace(gpu, draft_bytes=draft.count_gpu_weights(), draft_step_bytes=draft.count_gpu_features())
 
 
 def _why_no_drafts(spec: ModelSpec) -> str:
@@ -229,8 +247,9 @@ def _gpu(
         return None
     from penstock.runner.cuda.gpu import gpu_facts
 
-    packed_bytes = count_packed_bytes(checkpoint, spec) if checkpoint else 0
-    return replace(gpu_facts(spec, _stored_dtype(described)), packed_bytes=packed_bytes)
+    facts = gpu_facts(spec, _stored_dtype(described))
+    packed_bytes = count_packed_bytes(checkpoint, spec, facts.has_fp8) if checkpoint else 0
+    return replace(facts, packed_bytes=packed_bytes)
 
 
 def _stored_dtype(described: Mapping[str, Any]) -> str:
@@ -238,7 +257,12 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
 
 
 def _compile_ahead(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, num_replicas: int
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    described: Mapping[str, Any],
+    config: EngineConfig,
+    offline: bool,
+    sharers: Sharers,
 ) -> AheadCompiler | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
@@ -256,7 +280,7 @@ def _compile_ahead(
         if seen is None:
             return None
         spec, settings = _resolve_settings(
-            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, num_replicas
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, sharers
         )
         if settings.device != "cuda":
             return None
@@ -266,6 +290,7 @@ def _compile_ahead(
                 spec.layers,
                 spec.norm,
                 spec.head,
+                checkpoint.quantization if checkpoint else "",
                 replace(
                     settings,
                     kv_cache_tokens=0,
@@ -277,7 +302,9 @@ def _compile_ahead(
                 ),
             )
         )
-        begun = start_compiling(partial(outline, spec, settings, seen.num_sms), wanted, seen, cpu.available_cores())
+        kept = keep_floats(checkpoint) if checkpoint and seen.capability >= FP8_CAPABILITY else checkpoint
+        steps = partial(outline, spec, settings, seen.num_sms, kept)
+        begun = start_compiling(steps, wanted, seen, cpu.available_cores())
         call_aside(hash_compiler)
         return begun
     except Exception as error:
@@ -285,11 +312,11 @@ def _compile_ahead(
         return None
 
 
-def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
-    """The steps of a GPU's engine on the meta device."""
+def outline(spec: ModelSpec, settings: Resolved, num_sms: int, checkpoint: Checkpoint | None = None) -> DecodeGraphs:
+    """The steps of a GPU's engine on the meta device, its matrices stored as the checkpoint's."""
     from penstock.runner.cuda.decode_graphs import make_decode_graphs
 
-    model = load_weights(None, spec, settings, META, loras=make_table(spec, settings, META))
+    model = load_weights(checkpoint, spec, settings, META, loras=make_table(spec, settings, META))
     assert isinstance(model, Decoder)
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     seqs, memory = settings.max_num_seqs, make_memory(1, grouping, settings, META)

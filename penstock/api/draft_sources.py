@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import EngineConfig, Resolved
-from penstock.config.speculation import OFF, parse_speculation
+from penstock.config.speculation import parse_speculation
 from penstock.draft.corpus import CorpusDrafter
 from penstock.draft.drafter import Drafter
 from penstock.draft.function import DraftFunction, FunctionDrafter
@@ -27,7 +27,7 @@ class DraftSources:
 
     def require_drafts(self, settings: Resolved) -> None:
         """Refuse a function that would never be called."""
-        if self.function is not None and settings.speculative_config == OFF:
+        if self.function is not None and parse_speculation(settings.speculative_config) is None:
             why = next(one.why for one in settings.settings if one.name == "speculative_config")
             raise InvalidConfig(
                 f"draft_fn is never called with speculative_config=off ({why}): leave draft_fn out, or set "

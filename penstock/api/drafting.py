@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,15 +33,23 @@ from penstock.host.machine import free_memory_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.files.vocabulary import read_vocabulary
+from penstock.models.load import PACKED, Options, match
 from penstock.models.memory import Memory
+from penstock.models.reading import count_held_bytes
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.passes.load import load_lowered
 from penstock.runner.cpu.draft_heads import HeadsDrafter
 from penstock.runner.cpu.drafting import NetDrafter
-from penstock.runner.cpu.layer_skip import choose_layers
+from penstock.runner.cpu.layer_skip import Probe
 from penstock.runner.cpu.runner import Runner
 
+if TYPE_CHECKING:
+    from penstock.runner.cuda.runner import CudaRunner
+
+    AnyRunner = Runner | CudaRunner
+
 GIB = 1 << 30
+NUM_FEATURE_COPIES = 4  # where steps leave them, of two steps, and where they are read
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Find = Callable[[str, str | None], Path]
 
@@ -74,6 +82,8 @@ HEADS = {  # architectures of published heads → the method that reads them
     "EAGLEModel": "eagle",
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "Eagle3DraftModel": "eagle3",
     "MedusaModel": "medusa",
 }
 
@@ -108,11 +118,22 @@ class DraftPart:
     def resolve(self, settings: Resolved) -> None:
         """Take note of the settings, before memories are asked for the last time."""
 
-    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+    def load(self, runner: AnyRunner, cache_bytes: int, settings: Resolved) -> None:
         """Load the model and give the runner its drafter."""
         raise NotImplementedError
 
-    def require_memory(self, num_bytes: int, cache_bytes: int) -> None:
+    def count_gpu_weights(self) -> int:
+        """Count the bytes of its own weights at 16 bits."""
+        return 0
+
+    def count_gpu_features(self) -> int:
+        """Count the bytes, at 16 bits, that a GPU keeps of each token of a step for it."""
+        return 0
+
+    def require_memory(self, num_bytes: int, cache_bytes: int, settings: Resolved) -> None:
+        """Refuse what does not fit in the machine's memory. A GPU's cache was made smaller by it already."""
+        if settings.device != "cpu":
+            return
         free = free_memory_bytes()
         if num_bytes + cache_bytes > free:
             raise InvalidConfig(
@@ -120,6 +141,17 @@ class DraftPart:
                 f"GiB, and {free / GIB:.2f} GiB are free: {(num_bytes + cache_bytes - free) / GIB:.2f} GiB too little; "
                 "take a smaller one, lower kv_cache_tokens, or leave it out"
             )
+
+    def start(self, runner: AnyRunner, net: DraftNet, settings: Resolved) -> None:
+        """Give the runner a drafter that runs this model."""
+        if isinstance(runner, Runner):
+            drafter = runner.drafter = NetDrafter(runner, net, self.speculation.tree)
+            drafter.lines.rejects = self.speculation.verification == REJECTION
+            return
+        from penstock.runner.cuda.drafting.net import CudaNetDrafter
+
+        dtype = DTYPES.get(settings.dtype, torch.float32)
+        runner.install(CudaNetDrafter(runner, net, self.ahead, settings.max_num_batched_tokens, dtype))
 
 
 def group_states(spec: ModelSpec, kv_dtype: str, block_size: int, draft: DraftPart | None) -> Grouping:
@@ -160,21 +192,24 @@ class WholeModel(DraftPart):
     def memories(self) -> list[Memory | None]:
         return self.spec.memories()
 
-    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+    def load(self, runner: AnyRunner, cache_bytes: int, settings: Resolved) -> None:
         is_dummy = settings.load_format == "dummy"
         checkpoint = None if is_dummy and self.path.is_dir() else open_checkpoint(self.path)
         dtype = DTYPES.get(settings.dtype)
         try:
             itemsize = dtype.itemsize if dtype else 4
             stored = checkpoint.num_bytes if checkpoint and dtype is None else self.spec.num_parameters * itemsize
-            self.require_memory(stored, cache_bytes)
+            self.require_memory(stored, cache_bytes, settings)
             model = load_lowered(
                 checkpoint,
                 self.spec,
                 dtype=dtype,
-                quantization=settings.quantization,
+                quantization=settings.quantization
+                or (PACKED if settings.keeps_packed and settings.device == "cuda" else None),
                 rounded=settings.activation_dtype == "int8",
                 dummy_seed=settings.seed if is_dummy else None,
+                device=torch.device(settings.device),
+                exact=settings.deterministic,  # with the target's own arithmetic
             )
         finally:
             if checkpoint:
@@ -185,8 +220,10 @@ class WholeModel(DraftPart):
             own, target = read_vocabulary(self.path), read_vocabulary(self.target_path)
             sizes = self.spec.vocab_size, self.target.vocab_size
             net.target_ids, net.own_ids = map_vocabularies(own, target, *sizes)
-        drafter = runner.drafter = NetDrafter(runner, net, self.speculation.tree)
-        drafter.lines.rejects = self.speculation.verification == REJECTION
+        self.start(runner, net, settings)
+
+    def count_gpu_weights(self) -> int:
+        return 2 * self.spec.num_parameters
 
 
 class SkippedLayers(DraftPart):
@@ -195,15 +232,20 @@ class SkippedLayers(DraftPart):
     def count_drafting(self, spec: ModelSpec) -> int:
         return spec.num_layers
 
-    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+    def load(self, runner: AnyRunner, cache_bytes: int, settings: Resolved) -> None:
         assert isinstance(runner.model, Decoder)
         layers, count = self.speculation.layers, self.target.num_layers
         if any(layer >= count for layer in layers) or list(layers) != sorted(set(layers)):
             raise InvalidConfig(
                 f"{OPTION}: layers={list(layers)} must be ascending numbers below {count}, the model's number of layers"
             )
-        found = layers or choose_layers(runner, self.ahead)
-        runner.drafter = NetDrafter(runner, DecoderNet(runner.model, SELF, found), self.speculation.tree)
+        if isinstance(runner, Runner):
+            probe = Probe(runner.model, runner.memory, runner.caches)
+        else:
+            steps = runner.decode_steps
+            probe = Probe(runner.model, runner.memory, steps.caches, steps.tile_tokens)
+        found = layers or probe.choose_layers(self.ahead)
+        self.start(runner, DecoderNet(runner.model, SELF, found), settings)
 
 
 class OwnLayer(DraftPart):
@@ -220,8 +262,11 @@ class OwnLayer(DraftPart):
     def read(self, checkpoint: Checkpoint) -> ModelSpec:
         raise NotImplementedError
 
-    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         raise NotImplementedError
+
+    def count_bytes(self, checkpoint: Checkpoint, options: Options) -> int:
+        return self.spec.num_parameters * (options.dtype.itemsize if options.dtype else 4)
 
     def resolve(self, settings: Resolved) -> None:
         self.spec = replace(self.spec, max_model_len=settings.max_model_len)
@@ -229,15 +274,29 @@ class OwnLayer(DraftPart):
     def memories(self) -> list[Memory | None]:
         return self.spec.memories()
 
-    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+    def load(self, runner: AnyRunner, cache_bytes: int, settings: Resolved) -> None:
         assert isinstance(runner.model, Decoder)
-        dtype = DTYPES.get(settings.dtype)
-        self.require_memory(self.spec.num_parameters * (dtype.itemsize if dtype else 4), cache_bytes)
+        options = Options(
+            DTYPES.get(settings.dtype),
+            settings.quantization if settings.device == "cpu" else None,
+            settings.activation_dtype == "int8" and settings.device == "cpu",
+            settings.device != "cpu",
+            torch.device(settings.device),
+        )
         checkpoint = open_checkpoint(self.path)
         try:
-            runner.drafter = NetDrafter(runner, self.open_net(checkpoint, runner.model, dtype), self.speculation.tree)
+            self.require_memory(self.count_bytes(checkpoint, options), cache_bytes, settings)
+            net = self.open_net(checkpoint, runner.model, options)
         finally:
             checkpoint.close()
+        self.start(runner, net, settings)
+
+    def count_gpu_weights(self) -> int:
+        return 2 * self.spec.num_parameters
+
+    def count_gpu_features(self) -> int:
+        taps = self.spec.taps if isinstance(self.spec, FeatureSpec) else ()
+        return 2 * NUM_FEATURE_COPIES * max(1, len(taps)) * self.target.width
 
 
 class FeatureLayer(OwnLayer):
@@ -247,9 +306,9 @@ class FeatureLayer(OwnLayer):
         target = self.target
         return read_spec(self.speculation.method, checkpoint.config, checkpoint.names(), target, target.max_model_len)
 
-    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         assert isinstance(self.spec, FeatureSpec)
-        return FeatureNet(checkpoint, self.spec, target, dtype)
+        return FeatureNet(checkpoint, self.spec, target, options.dtype, options.device)
 
 
 class MtpLayer(OwnLayer):
@@ -264,23 +323,42 @@ class MtpLayer(OwnLayer):
             )
         return spec
 
-    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, options: Options) -> DraftNet:
         assert isinstance(self.spec, MtpSpec)
-        return MtpNet(checkpoint, self.spec, target, dtype)
+        return MtpNet(checkpoint, self.spec, target, options)
+
+    def count_bytes(self, checkpoint: Checkpoint, options: Options) -> int:
+        return count_held_bytes(checkpoint, self.spec, match(checkpoint, self.spec), options)
 
 
 class Heads(DraftPart):
     """Medusa heads, which keep nothing."""
 
-    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+    def load(self, runner: AnyRunner, cache_bytes: int, settings: Resolved) -> None:
         assert isinstance(runner.model, Decoder)
         checkpoint = open_checkpoint(self.path)
         try:
-            self.require_memory(checkpoint.num_bytes, cache_bytes)
-            heads = MedusaHeads(checkpoint, runner.model, DTYPES.get(settings.dtype))
+            self.require_memory(checkpoint.num_bytes, cache_bytes, settings)
+            heads = MedusaHeads(checkpoint, runner.model, DTYPES.get(settings.dtype), torch.device(settings.device))
         finally:
             checkpoint.close()
-        runner.drafter = HeadsDrafter(runner, heads, self.speculation.tree)
+        if isinstance(runner, Runner):
+            runner.drafter = HeadsDrafter(runner, heads, self.speculation.tree)
+            return
+        from penstock.runner.cuda.drafting.heads import CudaHeadsDrafter
+
+        dtype = DTYPES.get(settings.dtype, torch.float32)
+        runner.install(CudaHeadsDrafter(runner, heads, self.ahead, settings.max_num_batched_tokens, dtype))
+
+    def count_gpu_weights(self) -> int:
+        checkpoint = open_checkpoint(self.path)
+        try:
+            return checkpoint.num_bytes
+        finally:
+            checkpoint.close()
+
+    def count_gpu_features(self) -> int:
+        return 2 * NUM_FEATURE_COPIES * self.target.width
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

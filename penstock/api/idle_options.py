@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig, Resolved
 from penstock.config.cache_dtypes import QUANTIZED
+from penstock.config.ranks import find_idle_ranks
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.quantized.checkpoint import QuantizedCheckpoint, is_requantized
 
@@ -21,7 +22,7 @@ def packed_share(checkpoint: Checkpoint | None, on_cpu: bool) -> float:
 
 def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool = True) -> dict[str, str]:
     """Return reasons by option, among those the user set; `packed` is the quantized share of the matrices."""
-    idle: dict[str, str] = {}
+    idle = find_idle_ranks(config)
     stays_packed = packed > 0 and config.dtype == "auto" and device == "cpu"
     if device == "cpu":
         if config.enforce_eager:

@@ -19,9 +19,10 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
-from penstock.engine.messages import Failed, Found, LostRank, Ready
+from penstock.engine.messages import BlockTransfer, Failed, Found, LostRank, Ready
 from penstock.errors import InvalidRequest, PenstockError, RankLost
 from penstock.host.energy import find_counter
+from penstock.host.gpus import Sharers
 from penstock.host.machine import hold_few_heaps
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
 from penstock.types import Request
@@ -42,6 +43,8 @@ class Task(msgspec.Struct, frozen=True):
     endpoint: str
     beat_endpoint: str
     num_replicas: int = 1  # engines that share the machine
+    transfer: BlockTransfer | None = None  # of cache blocks, between servers
+    num_on_gpu: int = 1  # those that share its GPU
 
 
 def main() -> int:
@@ -70,6 +73,7 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
     from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
+    from penstock.api.engine.transfer import open_exchange
     from penstock.api.model_files import find_model
     from penstock.api.ranks.watch import watch_ranks
 
@@ -77,11 +81,13 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
     if not config.skip_tokenizer_init:
         wire.send(_describe_model(path, config))
-    assembly = assemble(str(path), config, with_text=False, num_replicas=task.num_replicas)
+    sharers = Sharers(task.num_replicas, task.num_on_gpu)
+    assembly = assemble(str(path), config, with_text=False, sharers=sharers)
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
     ranks = watch_ranks(engine.executor, heartbeat, partial(_end, heartbeat))
+    exchange = None if task.transfer is None else open_exchange(engine, task.transfer)
     wire.send(
         Ready(
             [(one.name, one.value, one.why) for one in settings.settings],
@@ -102,9 +108,12 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
             assembly.defaults.is_recommended,
             list(assembly.applied),
             ranks,
+            None if exchange is None else exchange.port,
         )
     )
     loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
+    if exchange is not None and exchange.fetch is not None:
+        loop.fetch_with(exchange.fetch)
     counter = find_counter(settings.device)
     if counter is not None:
         loop.account.energy = EnergyAccount(counter)

@@ -46,11 +46,21 @@ class BlockNames:
     """Names blocks by digests of the model's fingerprint, the root, and all keys up to the block. Equal names mean
     equal contents in any process."""
 
-    def __init__(self, fingerprint: str, find_adapters: Callable[[str], str | None] = lambda key: None) -> None:
+    def __init__(
+        self,
+        fingerprint: str,
+        find_adapters: Callable[[str], str | None] = lambda key: None,
+        between_machines: str | None = None,
+    ) -> None:
         """`find_adapters` turns a root's adapters, which are numbers of this process, into what their files hold; None
-        where that is not known."""
+        where that is not known. `between_machines` is the fingerprint without what copies of a model differ in."""
         self._start = _digest(fingerprint.encode())
+        self._between_machines = fingerprint if between_machines is None else between_machines
         self.find_adapters = find_adapters
+
+    def share_between_machines(self) -> None:
+        """Give equal copies of a model equal names; before anything is named."""
+        self._start = _digest(self._between_machines.encode())
 
     def start(self, root: Root) -> bytes | None:
         """Return the digest of an empty prefix; None if what computes there has no name."""
@@ -96,6 +106,7 @@ class Offloading:
     store: KvStore
     names: BlockNames
     max_saves: int = 8
+    block_bytes: int = 0
 
 
 class Saves:
@@ -104,6 +115,7 @@ class Saves:
     def __init__(self, tree: RadixCache, uncomputed: Uncomputed, offloading: Offloading) -> None:
         self.tree, self.uncomputed = tree, uncomputed
         self.names, self.store, self.max_saves = offloading.names, offloading.store, offloading.max_saves
+        self.block_bytes = offloading.block_bytes
         self.num_saved = 0  # blocks, since the start
         self.is_urgent = False  # something is to be saved at once
         self.idle: dict[Place, None] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,17 +24,35 @@ Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
 Tensor = Annotated[int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share each layer.")]
 Pipeline = Annotated[int, typer.Option("--pipeline-parallel-size", "-pp", help="Stages of layers.")]
 Experts = Annotated[bool, typer.Option("--enable-expert-parallel", help="Deal experts out to ranks.")]
+Offload = Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of a GPU's weights to keep in host memory.")]
 GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece", "gemma4": "BPE", "bert": "WordPiece"}
-LABELS = {"num_parameters": "parameters", "num_bytes": "size on disk"}
+LABELS = {
+    "num_parameters": "parameters",
+    "num_bytes": "size on disk",
+    "gpu_weight_bytes": "weights on a GPU",
+    "gpu_buffer_bytes": "buffers beside them",
+    "host_weight_bytes": "weights in host memory",
+}
 
 
 def info(
-    model: Model = None, as_json: Json = False, tensor: Tensor = 1, pipeline: Pipeline = 1, experts: Experts = False
+    model: Model = None,
+    as_json: Json = False,
+    tensor: Tensor = 1,
+    pipeline: Pipeline = 1,
+    experts: Experts = False,
+    offload: Offload = 0.0,
 ) -> None:
-    """Describe a model; without one, this installation. With several ranks, say what each will hold."""
+    """Describe a model; without one, this installation. With several ranks, say what each will hold, and with weights
+    in host memory what a GPU will."""
     from penstock.config import EngineConfig
 
-    config = EngineConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, enable_expert_parallel=experts)
+    config = EngineConfig(
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        enable_expert_parallel=experts,
+        cpu_offload_gb=offload,
+    )
     facts = describe(model, config) if model else installation()
     if as_json:
         write_text(json.dumps(facts, indent=2, default=str) + "\n")
@@ -106,6 +125,7 @@ def describe(model: str, config: EngineConfig) -> dict[str, Any]:
             "tokenizer": kind,
             "chat_template": template,
             **_ranks(checkpoint, spec, config),
+            **_offload(checkpoint, spec, config),
             **(
                 {}
                 if spec.is_encoder
@@ -127,6 +147,24 @@ def _ranks(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> dic
 
     resolve_ranks(config, Facts(spec.max_positions, 0, 0, 1, spec.is_encoder, num_layers=spec.num_layers))
     return {"ranks": [each.describe() for each in list_ranks(checkpoint, spec, config)]}
+
+
+def _offload(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> dict[str, Any]:
+    """Describe where a GPU's weights would lie, if some are to stay in host memory."""
+    if not config.cpu_offload_gb:
+        return {}
+    from penstock.config.resolve import offload_use, stored_bytes
+    from penstock.passes.outline import count_packed_bytes
+    from penstock.runner.cuda.gpu import known_facts
+
+    facts = known_facts(spec, "", "", 0, (0, 0))
+    gpu = replace(facts, packed_bytes=count_packed_bytes(checkpoint, spec))
+    use = offload_use(config, gpu)
+    return {
+        "gpu_weight_bytes": stored_bytes(config, gpu) - use.host_bytes,
+        "gpu_buffer_bytes": use.buffer_bytes,
+        "host_weight_bytes": use.host_bytes,
+    }
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -158,7 +196,7 @@ def readable(name: str, value: Any) -> str:
 
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if name == "num_bytes":
+    if name.endswith("_bytes"):
         return readable_bytes(value)
     if name == "num_parameters":
         return readable_count(value)

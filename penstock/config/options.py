@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.config.cache_dtypes import parse_skips
 from penstock.config.speculation import AUTO, parse_speculation
+from penstock.config.vllm_speculation import spell_option
 from penstock.errors import InvalidConfig, InvalidRequest, quote
 from penstock.types import SamplingParams
 
@@ -146,6 +147,12 @@ class EngineConfig:
     )
     device: str = option("auto", "auto: a free GPU, else the CPU", DEVICES)
     gpu_memory_utilization: float = option(0.9, "share of GPU memory to fill", least=0.05, most=1.0)
+    cpu_offload_gb: float = option(
+        0.0,
+        "GiB of the weights to keep in host memory, from where a GPU reads them in every step",
+        least=0.0,
+        most=65536.0,
+    )
     enforce_eager: bool = option(False, "disable CUDA graphs")
     deterministic: bool = option(
         False, "bitwise reproducible answers on a GPU in any batch; slower (a CPU always has them)"
@@ -204,7 +211,7 @@ class EngineConfig:
     speculative_config: str = option(
         AUTO, 'speculative decoding: auto, off, or JSON: {"method": "ngram", "num_speculative_tokens": 4}'
     )
-    enable_lora: bool = option(False, "serve LoRA adapters beside the model; needs a CPU")
+    enable_lora: bool = option(False, "serve LoRA adapters beside the model")
     max_loras: int = option(8, "different adapters, or sums of some, in one step", least=1, most=1024)
     max_lora_rank: int = option(16, "largest rank of an adapter", least=1, most=4096)
     max_cpu_loras: int | None = option(
@@ -261,8 +268,8 @@ class EngineConfig:
         """Make a config from options by name; those that are JSON may be dicts."""
         if isinstance(override := options.get("override_generation_config"), dict):
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
-        if isinstance(given := options.get("speculative_config"), dict):
-            options["speculative_config"] = json.dumps(given, default=str)
+        if "speculative_config" in options:
+            options["speculative_config"] = spell_option(options["speculative_config"])
         if options.get("max_cpu_loras") and "max_loras" not in options:
             options["max_loras"] = min(cls.max_loras, options["max_cpu_loras"])
         known = [option.name for option in fields(cls)]

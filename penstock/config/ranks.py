@@ -8,6 +8,9 @@ from penstock.config.options import EngineConfig
 from penstock.config.speculation import MODEL_METHODS, parse_speculation
 from penstock.errors import InvalidConfig
 
+RAY_OPTIONS = ("ray_placement",)
+NODE_OPTIONS = ("master_addr", "master_port")
+LINK_OPTIONS = ("distributed_secret_file", *(f"distributed_tls_{name}" for name in ("certfile", "keyfile", "ca")))
 ON_CPUS = "several ranks compute on CPUs only"
 
 
@@ -63,6 +66,24 @@ def check_layout(config: EngineConfig) -> None:
             "TLS between ranks needs distributed_tls_certfile, distributed_tls_keyfile and distributed_tls_ca: give "
             "all three, or none"
         )
+
+
+def find_idle_ranks(config: EngineConfig) -> dict[str, str]:
+    """Return options that the user set but that this layout does not need, with the reasons."""
+    idle: dict[str, str] = {}
+    if count_ranks(config) == 1:
+        alone = "there is one rank, which runs in the engine's process"
+        idle |= dict.fromkeys(("distributed_executor_backend", *RAY_OPTIONS, *NODE_OPTIONS, *LINK_OPTIONS), alone)
+    elif config.distributed_executor_backend == "ray":
+        idle |= dict.fromkeys(NODE_OPTIONS, "Ray chooses the machines")
+    else:
+        idle |= dict.fromkeys(RAY_OPTIONS, f"distributed_executor_backend={config.distributed_executor_backend}")
+        if config.nnodes == 1:
+            idle |= dict.fromkeys(NODE_OPTIONS, "nnodes=1")
+            idle |= dict.fromkeys(LINK_OPTIONS, "ranks of one machine get a secret from the engine")
+    if config.tensor_parallel_size == 1:
+        idle["enable_expert_parallel"] = "tensor_parallel_size=1"
+    return {name: why for name, why in idle.items() if getattr(config, name) != getattr(EngineConfig, name)}
 
 
 def resolve_ranks(config: EngineConfig, facts: RankFacts) -> dict[str, tuple[Any, str]]:

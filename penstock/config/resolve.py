@@ -6,9 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.cache_dtypes import AUTO_KV_DTYPE
+from penstock.config.loras import count_lora_bytes, needs_cpu, resolve_loras
+from penstock.config.offload import OffloadUse, count_offload, require_gpu, require_host_memory
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.ranks import ON_CPUS, count_ranks, resolve_ranks
-from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
+from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, REJECTION, parse_speculation
+from penstock.config.vllm_speculation import SAID_AUTO
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -24,8 +27,8 @@ CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
+DRAFT_LOGIT_ROWS = 8 * 32  # float32 rows of a drafting model's steps, counted at 16 bits
 INT_LOADING = GIB  # to quantize to integers
-LORA_SHARE = 8  # of the free memory, one part for adapters
 DEFAULT = "default"  # the reason of what nobody set or derived
 
 
@@ -53,6 +56,9 @@ class GpuFacts:
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
     lora_bytes: int = 0  # of an adapter of all linears, for each rank, at 16 bits
     kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
+    layer_matrix_bytes: int = 0  # of a layer's largest matrix, or stack of experts, at 16 bits
+    draft_bytes: int = 0  # of a drafting model's own weights, at 16 bits
+    draft_step_bytes: int = 0  # of each token of a step that are kept for it, at 16 bits
 
 
 @dataclass(frozen=True)
@@ -121,13 +127,26 @@ def _name_replicas(facts: Facts) -> str:
 
 
 def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    """Count the weights that are on the GPU, and the buffers beside them."""
+    is_widened = config.quantization in INT_BYTES or bool(gpu.packed_bytes) and _can_keep_codes(config, True)
+    offload = offload_use(config, gpu)
+    on_gpu = stored_bytes(config, gpu) - offload.host_bytes + offload.buffer_bytes
+    return on_gpu + (INT_SCRATCH if is_widened else 0)
+
+
+def offload_use(config: EngineConfig, gpu: GpuFacts) -> OffloadUse:
+    return count_offload(config, gpu, stored_bytes(config, gpu))
+
+
+def stored_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    """Count the weights, wherever they lie."""
     if config.quantization in INT_BYTES:
         layer, outer = INT_BYTES[config.quantization]
         kept = gpu.kept_bytes
         rounded = layer * (gpu.weight_bytes - gpu.outer_bytes - kept) + outer * gpu.outer_bytes
-        return int(rounded / 2) + kept + INT_SCRATCH
+        return int(rounded / 2) + kept
     if gpu.packed_bytes and _can_keep_codes(config, True):
-        return gpu.packed_bytes + INT_SCRATCH
+        return gpu.packed_bytes
     return (2 if config.dtype == "float32" else 1) * (
         gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes
     )
@@ -152,12 +171,14 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     if (
         (config.quantization in INT_BYTES or gpu.packed_bytes and _can_keep_codes(config, True))
         and room < 4 * gpu.largest_bytes + INT_LOADING
-        or config.quantization == "fp8"
+        or (config.quantization == "fp8" or config.cpu_offload_gb)
         and room < wide * gpu.layer_bytes
     ):
         return 0
     if config.enable_lora:
         room -= wide * config.max_loras * -(-config.max_lora_rank // LORA_RANK_STEP) * LORA_RANK_STEP * gpu.lora_bytes
+    room -= wide * (gpu.draft_bytes + tokens * gpu.draft_step_bytes)
+    logits += 2 * gpu.vocab_size * DRAFT_LOGIT_ROWS if _drafts_by_model(config) else 0
     captured = 0 if config.enforce_eager else min(tokens, gpu.captured_tokens)  # graphs have memory of their own
     left = room - wide * ((tokens + captured) * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
@@ -176,10 +197,15 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
         raise InvalidConfig(
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
             f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
-            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights, since {words} is {share / GIB:.1f} GiB: raise it, "
-            "end what else holds the GPU's memory, quantize, or lower max_num_batched_tokens"
+            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights{_name_draft(gpu)}, since {words} is "
+            f"{share / GIB:.1f} GiB: raise it, end what else holds the GPU's memory, quantize, lower "
+            "max_num_batched_tokens, or keep more weights in the host's memory with cpu_offload_gb"
         )
     return fit, f"what is left of {words}"
+
+
+def _name_draft(gpu: GpuFacts) -> str:
+    return f" and {gpu.draft_bytes / GIB:.1f} GiB of the drafting model's" if gpu.draft_bytes else ""
 
 
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
@@ -197,11 +223,12 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
-    if config.enable_lora:
-        return "cpu", "adapters have not been checked on a GPU"
+    if needs_cpu(config, facts.whole_prompts):
+        return "cpu", "adapters of embedding models are for CPUs"
     if config.kv_cache_dtype in CPU_CACHES:
         return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
-    if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
+    can_move = config.kv_cache_tokens is None and not config.cpu_offload_gb  # who asks for a GPU's is told what to do
+    if can_move and _gpu_fit(config, facts, facts.gpu) < config.block_size:
         return "cpu", "the GPU's memory has no room for the model"
     return "cuda", facts.gpu.name
 
@@ -253,8 +280,18 @@ def _aims(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> tuple[boo
     return False, {name: (None, why) for name in left_open}
 
 
+def _drafts_by_model(config: EngineConfig) -> bool:
+    speculation = parse_speculation(config.speculative_config)
+    return speculation is not None and speculation.method in MODEL_METHODS
+
+
 def _require_lines(config: EngineConfig) -> None:
     speculation = parse_speculation(config.speculative_config)
+    if speculation is not None and speculation.verification == REJECTION:
+        raise InvalidConfig(
+            f"speculative_config: verification={REJECTION} draws on the host and cannot be used on a GPU: leave it "
+            "out, or set device=cpu"
+        )
     if speculation is not None and speculation.tree:
         raise InvalidConfig(
             "speculative_config: tree=true cannot be used on a GPU, which verifies lines of draft tokens: leave tree "
@@ -265,16 +302,10 @@ def _require_lines(config: EngineConfig) -> None:
 def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
     is_left_open = gpu is not None and config.speculative_config == AUTO
-    speculation = parse_speculation(config.speculative_config)
-    if gpu is not None and speculation is not None and speculation.method in MODEL_METHODS:
-        raise InvalidConfig(
-            f"speculative_config: method={speculation.method} drafts on a CPU only, and this is {gpu.name}: choose "
-            "ngram or suffix, or set device=cpu"
-        )
     reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
-    if not reason or config.speculative_config == OFF:
+    if not reason or parse_speculation(config.speculative_config) is None:
         return None
-    if config.speculative_config != AUTO:
+    if config.speculative_config not in (AUTO, SAID_AUTO):
         raise InvalidConfig(
             f"speculative_config={config.speculative_config} cannot be used: {reason}; leave it out, "
             "answers are the same without"
@@ -283,37 +314,14 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
 
 
 def _loras(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
-    if config.enable_lora and gpu is not None and facts.whole_prompts:
-        raise InvalidConfig(
-            f"enable_lora=True with an embedding model needs a CPU, and this is {gpu.name}: set device=cpu, or merge "
-            "the adapter into the model (penstock merge)"
-        )
-    if not config.enable_lora or config.max_cpu_loras:
-        return {}
-    room = f"as many as fit in {_lora_bytes(facts) / GIB:.2g} GiB, an eighth of the free memory"
-    return {"max_cpu_loras": (None, room)}
-
-
-def _lora_bytes(facts: Facts) -> int:
-    return facts.free_memory_bytes // LORA_SHARE
+    return resolve_loras(config, facts.whole_prompts, count_lora_bytes(facts), None if gpu is None else gpu.name)
 
 
 def _require_cpu_formats(config: EngineConfig, why: str) -> None:
+    require_gpu(config, why)
     for name in ("kv_cache_dtype", "quantization"):
         if getattr(config, name) == "fp8":
             raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({why}): set int8, or leave it out")
-
-
-def _require_memory(config: EngineConfig, facts: Facts) -> None:
-    """Refuse a store of blocks that is larger than the free memory."""
-    wanted = config.kv_offloading_size * facts.num_replicas
-    if wanted * GIB > facts.free_memory_bytes:
-        engines = f" for each of {facts.num_replicas} engines" if facts.num_replicas > 1 else ""
-        free = f"{facts.free_memory_bytes / GIB:.1f} GiB"
-        raise InvalidConfig(
-            f"kv_offloading_size={config.kv_offloading_size:g}{engines} is over the {free} that are free: lower it, or "
-            "keep blocks in files with kv_offloading_path"
-        )
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
@@ -323,11 +331,10 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     gpu = facts.gpu if device[0] == "cuda" else None
     if gpu is None:
         _require_cpu_formats(config, device[1])
-    _require_memory(config, facts)
+    require_host_memory(config, facts)
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, facts, gpu) if gpu else {}
-    if config.max_num_seqs is None:
-        derived.setdefault("max_num_seqs", (CPU_SEQS, DEFAULT))
+    derived |= {} if config.max_num_seqs or "max_num_seqs" in derived else {"max_num_seqs": (CPU_SEQS, DEFAULT)}
     if config.kv_cache_tokens is None:
         derived["kv_cache_tokens"] = (
             _gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token else _cache_tokens(config, facts)
@@ -375,10 +382,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
-    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=_lora_bytes(facts))
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts, lora_bytes=count_lora_bytes(facts))
 
 
 def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:
-    """Return True unless quantized matrices are widened: as asked, for a GPU's deterministic products, or to be rounded
-    anew there."""
-    return config.dtype == "auto" and not (on_gpu and (config.deterministic or config.quantization))
+    """Return True unless quantized matrices are widened: as asked, or to be rounded anew on a GPU."""
+    return config.dtype == "auto" and not (on_gpu and config.quantization)

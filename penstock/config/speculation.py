@@ -6,19 +6,22 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.config.vllm_speculation import OFF as OFF
+from penstock.config.vllm_speculation import OFF_SPELLINGS, port_fields
+from penstock.config.vllm_speculation import OPTION as OPTION
 from penstock.errors import InvalidConfig, quote
 from penstock.types.speculation import AUTO as AUTO
 from penstock.types.speculation import MAX_DRAFT, METHODS
 
-OPTION = "speculative_config"
-OFF = "off"
 DRAFT_MODEL, SELF = "draft_model", "self"
 HEAD_METHODS = ("medusa", "eagle", "eagle3", "mtp")  # heads on the target's hidden states
 MODEL_METHODS = (DRAFT_MODEL, SELF, *HEAD_METHODS)  # a model drafts within the step
 ALL_METHODS = (*METHODS, *MODEL_METHODS)
 EXACT, REJECTION = "exact", "rejection"
 VERIFICATIONS = (EXACT, REJECTION)
-MIN_LOOKUP, MAX_LOOKUP = 2, 16  # tokens
+MIN_LOOKUP, MAX_LOOKUP = 1, 16  # tokens
+DEFAULT_LOOKUP = 2
+MAX_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class SpeculativeConfig:
 
     method: str = AUTO
     num_speculative_tokens: int = 8  # of a draft at most; the controller verifies as many as pay
-    prompt_lookup_min: int = MIN_LOOKUP  # tokens that must agree with an earlier place
+    prompt_lookup_min: int = DEFAULT_LOOKUP  # tokens that must agree with an earlier place
     prompt_lookup_max: int = MAX_LOOKUP  # tokens that are compared
     tree: bool = False  # verify trees: all drafters' lines merged, or a drafting model's likeliest continuations
     corpus: str | None = None  # a text file whose passages are drafted, whatever the method
@@ -37,18 +40,22 @@ class SpeculativeConfig:
     layers: tuple[int, ...] = ()  # of `self`: those that draft; none: found at the start
     use_heterogeneous_vocab: bool = False  # a draft model's other ids are left out
     verification: str = EXACT
+    disable_by_batch_size: int | None = None  # nothing is drafted in steps of more sequences
+    suffix_decoding_max_cached_requests: int | None = None  # earlier answers that are kept; None: as many as fit
 
 
 _RANGES = {
     "num_speculative_tokens": (1, MAX_DRAFT),
     "prompt_lookup_min": (MIN_LOOKUP, MAX_LOOKUP),
     "prompt_lookup_max": (MIN_LOOKUP, MAX_LOOKUP),
+    "disable_by_batch_size": (1, MAX_ROWS),
+    "suffix_decoding_max_cached_requests": (0, MAX_ROWS),
 }
 
 
 def parse_speculation(text: str) -> SpeculativeConfig | None:
     """Parse `auto`, `off` or a JSON object; None stands for off."""
-    if text in (AUTO, OFF):
+    if text == AUTO or text.strip().lower() in OFF_SPELLINGS:
         return SpeculativeConfig() if text == AUTO else None
     try:
         values = json.loads(text)
@@ -58,6 +65,7 @@ def parse_speculation(text: str) -> SpeculativeConfig | None:
         raise InvalidConfig(
             f'{OPTION}={quote(text)} is not valid: give {AUTO}, {OFF} or a JSON object like {{"method": "ngram"}}'
         )
+    values = port_fields(values)
     known = [field.name for field in fields(SpeculativeConfig)]
     for name, value in values.items():
         if name not in known:
@@ -67,6 +75,8 @@ def parse_speculation(text: str) -> SpeculativeConfig | None:
         values.setdefault("method", DRAFT_MODEL)
     if "layers" in values:
         values["layers"] = tuple(values["layers"])
+    if "prompt_lookup_max" in values:
+        values.setdefault("prompt_lookup_min", min(DEFAULT_LOOKUP, values["prompt_lookup_max"]))
     made = SpeculativeConfig(**values)
     _check_model(made)
     if made.prompt_lookup_min > made.prompt_lookup_max:

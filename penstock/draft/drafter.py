@@ -35,10 +35,10 @@ class Drafter(Protocol):
         """Take note of a row that has ended."""
 
 
-PRIORS = (0.0, 0.0, 0.25, 0.4, 0.55, 0.7, 0.85, 0.92)  # by grade; chat texts are below, copied ones above
+PRIORS = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.92)  # by grade; chat texts are below, copied ones above
 
 
 def grade_match(tokens: list[int], length: int) -> Proposal:
-    """Propose what followed a match, graded by its length: 2, 3, 4, up to 7, up to 15, 16."""
+    """Propose what followed a match, graded by its length: 1, 2, 3, 4, up to 7, up to 15, 16."""
     grade = length if length < 5 else length.bit_length() + 2
     return Proposal(tokens, grade, PRIORS[grade])

@@ -127,13 +127,15 @@ def make_drafters(config: SpeculativeConfig | None, others: Sequence[Drafter] = 
     drafted."""
     if config is None:
         return None
-    ngram, suffix = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), SuffixDrafter()
+    ngram = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    suffix = SuffixDrafter(max_answers=config.suffix_decoding_max_cached_requests)
+    texts: list[Drafter] = [GrammarDrafter(), ngram, suffix]
     drafters: dict[str, list[Drafter]] = {
-        "auto": [GrammarDrafter(), ngram, suffix],
+        "auto": texts,
         "ngram": [ngram],
         "suffix": [suffix],
         "lookahead": [LookaheadDrafter()],
-        **{method: [GrammarDrafter()] for method in MODEL_METHODS},
+        **dict.fromkeys(MODEL_METHODS, texts),  # what they draft is there before the model has begun
     }
     chosen = [PredictionDrafter(), *others, *drafters[config.method]]
     return Drafters(chosen, config.num_speculative_tokens, config.tree)

@@ -19,8 +19,8 @@ class EarlierAnswers:
     """Finished answers by scope. The least recently used scope goes first, and the older half of one that fills
     half of the room."""
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self, max_tokens: int = MAX_TOKENS, max_answers: int | None = None) -> None:
+        self.max_tokens, self.max_answers = max_tokens, max_answers  # None: any number
         self._texts: OrderedDict[Scope, TextIndex] = OrderedDict()
 
     @property
@@ -34,6 +34,8 @@ class EarlierAnswers:
         return found
 
     def add(self, scope: Scope, tokens: Sequence[int]) -> None:
+        if self.max_answers == 0:
+            return
         tokens = [*tokens[-self.max_tokens // 2 :], END]
         index = self._texts.setdefault(scope, TextIndex())
         self._texts.move_to_end(scope)
@@ -42,6 +44,23 @@ class EarlierAnswers:
         index.extend(tokens)
         while len(self._texts) > MAX_SCOPES or len(self._texts) > 1 and self.num_tokens > self.max_tokens:
             self._texts.popitem(last=False)
+        if self.max_answers is not None:
+            self._forget_oldest(self.max_answers)
+
+    def _forget_oldest(self, most: int) -> None:
+        """Keep `most` answers, and of those over that the half of a scope that was used last."""
+        counts = {scope: index.tokens.count(END) for scope, index in self._texts.items()}
+        for scope in list(self._texts):
+            over = sum(counts.values()) - most
+            if over <= 0:
+                return
+            if over >= counts[scope] or counts[scope] == 1:
+                del self._texts[scope], counts[scope]
+                continue
+            tokens = self._texts[scope].tokens
+            for _ in range(max(over, counts[scope] // 2)):
+                tokens = tokens[tokens.index(END) + 1 :]
+            self._texts[scope], counts[scope] = TextIndex(tokens), tokens.count(END)
 
 
 class AnswerFollower:
@@ -65,8 +84,8 @@ class AnswerFollower:
 class SuffixDrafter:
     name = "suffix"
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        self.answers = EarlierAnswers(max_tokens)
+    def __init__(self, max_tokens: int = MAX_TOKENS, max_answers: int | None = None) -> None:
+        self.answers = EarlierAnswers(max_tokens, max_answers)
 
     def start(self, state: RowState) -> AnswerFollower:
         return AnswerFollower(self.answers, _scope(state), state.tokens)

@@ -21,7 +21,7 @@ from penstock.engine.executor import (
     Ticket,
 )
 from penstock.engine.loras import LoraSlots
-from penstock.engine.plan import Plan, Result
+from penstock.engine.plan import Output, Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.errors import RankLost
 from penstock.types import Delta, Request
@@ -84,7 +84,10 @@ class Engine:
         return self.scheduler.abort(request_id, sibling, reason)
 
     def start(self) -> bool:
-        """Start one plan, if anything can be planned; `step` waits for it."""
+        """Start one plan, if anything can be planned; `step` waits for it. None is started after one for which a model
+        drafts: its drafts come with its result."""
+        if self._started and _brings_drafts(self._started[-1][0]):
+            return False
         plan = self.scheduler.schedule()
         if plan is not None:
             if self.watch is not None:
@@ -205,6 +208,11 @@ class Engine:
                 ticket.result()
         self._started.clear()
         self.executor.close()
+
+
+def _brings_drafts(plan: Plan) -> bool:
+    """True if a model drafts for some of the plan's rows."""
+    return plan.ahead > 0 and any(row.output is Output.SAMPLE for row in plan.rows)
 
 
 def _describe_session(session: KeptSession) -> dict[str, Any]:

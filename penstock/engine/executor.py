@@ -25,6 +25,7 @@ class LoadLora:
     number: int
     path: str
     fingerprint: str = ""
+    rank: int = 0  # 0: it was not read before
 
 
 @dataclass(frozen=True, slots=True)

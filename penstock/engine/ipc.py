@@ -14,6 +14,7 @@ import zmq
 from penstock.engine.accounting import StepAccount
 from penstock.engine.engine import Engine
 from penstock.engine.executor import Answer, Awaited, Done, make_message
+from penstock.engine.fetching import Fetch, Fetches
 from penstock.engine.messages import (
     Abort,
     Add,
@@ -114,11 +115,16 @@ class CommandLoop:
         self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
         self._prepared: queue.SimpleQueue[tuple[str, object, float]] = queue.SimpleQueue()
         self._held: dict[str, object] = {}
+        self._fetches: Fetches | None = None
         self._told: list[tuple[str, Awaited[Answer]]] = []  # control messages that have no answer yet
         self._journal, self._viewer = engine.scheduler.roster.journal, Viewer(engine)
         self._journal.is_open = True
         self.account = StepAccount()
         engine.watch = self.account.watch
+
+    def fetch_with(self, fetch: Fetch) -> None:
+        """Fetch the blocks of prompts that other servers computed."""
+        self._fetches = Fetches(fetch)
 
     def stats(self) -> dict[str, float]:
         """Return the figures for heartbeats."""
@@ -130,16 +136,16 @@ class CommandLoop:
         """Make steps while there is work and wait while there is none, until told to stop."""
         engine, is_prepared = self._engine, False
         while True:
-            is_idle = is_prepared and not self._preparing and not self._told
+            is_idle = is_prepared and not (self._preparing or self._told or self._fetches)
             if engine.has_work:
                 wait_s: float | None = PREPARING_S if engine.awaits_loras else 0.0
             else:
                 wait_s = 0.0 if engine.has_saves else None if is_idle else PREPARING_S
             for command in self._wire.receive(wait_s):
                 if isinstance(command, Stop):
-                    self._preparers.shutdown(wait=False, cancel_futures=True)
-                    return
+                    return self._close()
                 self._obey(command)
+            self._enter_fetched()
             self._enter_prepared()
             self._send_answers()
             if engine.has_work:
@@ -173,14 +179,15 @@ class CommandLoop:
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Add):
-            if not command.request.is_guided:
-                self._add(command)
+            if command.request.blocks_from and self._fetches is not None:
+                self._fetches.begin(command, self._engine.scheduler.count_known(command.request))
             else:
-                self._preparing[command.request.id] = command
-                self._preparers.submit(self._prepare_aside, command.request)
+                self._enter(command)
         elif isinstance(command, Abort):
             if command.sibling is None:
                 self._preparing.pop(command.id, None)
+                if self._fetches is not None:
+                    self._fetches.drop(command.id)
                 self._held.pop(command.id, None)
             self._engine.abort(command.id, command.sibling, command.reason)
         elif isinstance(command, Forget):
@@ -190,6 +197,24 @@ class CommandLoop:
         elif isinstance(command, Control):
             self._told.append((command.id, self._tell(command)))
             self._send_answers()
+
+    def _enter(self, command: Add) -> None:
+        """Add a request, prepared first if it needs that."""
+        if not command.request.is_guided:
+            self._add(command)
+        else:
+            self._preparing[command.request.id] = command
+            self._preparers.submit(self._prepare_aside, command.request)
+
+    def _enter_fetched(self) -> None:
+        for command, count, seconds in self._fetches.take() if self._fetches else ():
+            self._journal.fetch(command.request.id, count, seconds)
+            self._enter(command)
+
+    def _close(self) -> None:
+        self._preparers.shutdown(wait=False, cancel_futures=True)
+        if self._fetches is not None:
+            self._fetches.close()
 
     def _look(self, command: Look) -> None:
         if command.last:

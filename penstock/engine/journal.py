@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MAX_MARKS = 10_000  # not yet taken; later ones are lost
 
-Kind = Literal["prepared", "run", "chunk", "preempt"]
+Kind = Literal["prepared", "fetched", "run", "chunk", "preempt"]
 
 
 class Mark(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -24,8 +24,9 @@ class Mark(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: Kind
     at_s: float
     start: int = 0  # run: positions found in the cache; chunk: its first position
-    count: int = 0  # chunk: its positions; run: those restored from the store; prepared: microseconds of its grammar
-    total: int = 0  # chunk: positions that are known
+    # chunk: its positions; run: those restored from the store; prepared, fetched: microseconds of it
+    count: int = 0
+    total: int = 0  # chunk: positions that are known; fetched: blocks
     others: int = 0  # chunk: rows in the step before it
     why: str = ""  # run: it waited for this; preempt: the reason
     tenant: str = ""  # preempt: whose request got the blocks
@@ -72,6 +73,11 @@ class RequestJournal:
     def prepare(self, request_id: str, seconds: float) -> None:
         """Note that a request's grammar is ready, after so long in its compiler."""
         self._marks.append(Mark(request_id, 0, "prepared", self._clock(), count=int(seconds * 1e6)))
+
+    def fetch(self, request_id: str, num_blocks: int, seconds: float) -> None:
+        """Note that so many blocks of a request's prompt came from another server, in so long."""
+        mark = Mark(request_id, 0, "fetched", self._clock(), count=int(seconds * 1e6), total=num_blocks)
+        self._marks.append(mark)
 
     def _add(
         self,

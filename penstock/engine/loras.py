@@ -45,6 +45,7 @@ class LoraMemory:
         self.num_loads = self.num_evictions = 0
         self.loading: dict[int, Awaited[Answer]] = {}
         self.tell: Tell | None = None  # an executor's `control`
+        self.sum_rank: int | None = None  # that the ranks of a set may add up to; None: any
         self._known: dict[int, LoadLora] = {}
         self._num_bytes: dict[int, int] = {}  # of adapters that were read
         self._resident: OrderedDict[int, None] = OrderedDict()  # the least recently used one first
@@ -96,7 +97,8 @@ class LoraMemory:
         for number in [number for number, ticket in self.loading.items() if ticket.is_done]:
             answer, known = self.loading.pop(number).result(), self._known[number]
             if answer.error is None:
-                self._known[number] = replace(known, fingerprint=str(answer.values.get("fingerprint", "")))
+                seen, rank = str(answer.values.get("fingerprint", "")), int(answer.values.get("rank", 0))
+                self._known[number] = replace(known, fingerprint=seen, rank=rank)
                 self._num_bytes[number] = int(answer.values.get("num_bytes", 0))
                 self._resident[number] = None
                 continue
@@ -104,6 +106,16 @@ class LoraMemory:
             if not known.fingerprint:
                 del self._known[number]
         return failed
+
+    def find_excess(self, loras: Sequence[LoraUse]) -> str:
+        """Say why a slot has no room for a sum of adapters, as far as they have been read; empty if it has."""
+        total = sum(self._known[use.number].rank for use in loras if use.number in self._known)
+        if len(loras) < 2 or self.sum_rank is None or total <= self.sum_rank:
+            return ""
+        return (
+            f"the ranks of {len(loras)} adapters in one request add up to {total}, over the {self.sum_rank} that a "
+            f"slot on a GPU has room for: raise --max-lora-rank to {total}, or name fewer"
+        )
 
     def describe(self, key: str) -> str | None:
         """Name a root's adapters by what their files hold; None if that is not known."""
@@ -147,7 +159,6 @@ class LoraSlots:
     """`num_slots` sets of adapters run at once; `num_resident` adapters are in memory, or what fits in `max_bytes`."""
 
     def __init__(self, num_slots: int = 0, num_resident: int | None = 0, max_bytes: int = 0) -> None:
-        self.sums = True  # a set may have several
         self.memory = LoraMemory(num_resident, max_bytes)
         self.slots = [Slot(number) for number in range(num_slots)]
         self._by_key: dict[str, Slot] = {}
@@ -193,11 +204,8 @@ class LoraSlots:
         for use in loras:
             if not self.memory.knows(use.number):
                 raise InvalidRequest(f"adapter {use.name!r} is not loaded: load it first")
-        if len(loras) > 1 and not self.sums:
-            raise InvalidRequest(
-                f"{len(loras)} adapters in one request are summed on a CPU only, and this engine runs on a GPU: name "
-                "one, or set device=cpu"
-            )
+        if excess := self.memory.find_excess(loras):
+            raise InvalidRequest(excess)
         most = self.memory.num_resident
         if most is not None and len({use.number for use in loras}) > most:
             raise InvalidRequest(f"{len(loras)} adapters in one request are over max_cpu_loras={most}: name fewer")

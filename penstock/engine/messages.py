@@ -21,6 +21,14 @@ from penstock.types import Applied, Delta, Request
 HANDED_OVER = "handover"  # the end of a delta: another engine goes on
 
 
+class BlockTransfer(msgspec.Struct, frozen=True):
+    """An engine's part in handing prompts over between servers, which know the `secret`."""
+
+    secret: str  # in hexadecimal
+    host: str = ""
+    port: int | None = None  # to serve blocks from; 0 takes a free one
+
+
 class Add(msgspec.Struct, frozen=True, tag=True):
     """Begin a request. `outputs`: the open siblings and their tokens so far, where another engine began it."""
 
@@ -86,6 +94,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     defaults_recommended: bool = False  # by the model's makers, or with its short name
     applied: list[Applied] = []  # to every request: the ledger's entries
     ranks: list[RankRecord] = []  # where there are several
+    transfer_port: int | None = None  # that other servers fetch its blocks from
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

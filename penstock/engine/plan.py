@@ -72,6 +72,7 @@ class Plan:
     moves: tuple[Move, ...] = ()  # in order, all before the step
     min_chance: float | None = None  # of draft tokens that are wanted back; None: no drafts
     ahead: int = 0  # draft tokens of each row that a drafting model is to make; 0: it rests
+    draft_price: float = 0.0  # tokens that its draft of a row must promise beyond a text's
     loads: tuple[Transfer, ...] = ()  # from the store, before the moves; if one fails, nothing else is done
     saves: tuple[Transfer, ...] = ()  # to the store, before the step; they may fail
 

@@ -91,6 +91,11 @@ class Sequence:
         return total
 
     @property
+    def verifies(self) -> bool:
+        """True if an unfinished plan verifies drafts of it."""
+        return any(flight.expected > 1 for flight in self.flights)
+
+    @property
     def settled(self) -> int:
         """Positions whose state is certainly in the cache: no unfinished plan's share is counted."""
         position = self.computed

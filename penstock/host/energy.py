@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.host.gpus import VISIBLE, list_gpus
+
 POWERCAP = "PENSTOCK_POWERCAP"  # the folder of powercap zones, where it is not the usual one
 ZONES = "/sys/class/powercap"
 Read = Callable[[], float]  # joules since some moment; raises OSError where the counter is gone
@@ -42,14 +44,20 @@ def find_zones(folder: Path | None = None) -> list[RaplZone]:
     return zones
 
 
-def find_gpu(index: int = 0) -> Read | None:
-    """Return the GPU's counter by the driver's library; None where there is none."""
+def find_gpu(name: str = "0") -> Read | None:
+    """Return the counter of a GPU by the driver's library, by its number or UUID; None where there is none."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
     device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+    if nvml.nvmlInit_v2():
+        return None
+    if name.isdecimal():
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(device))
+    else:
+        failed = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
+    if failed:
         return None
 
     def read() -> float:
@@ -67,7 +75,8 @@ def find_counter(device: str) -> Read | None:
     """Return the counter of a device, and of the CPU beside a GPU; None where nothing tells."""
     found: list[Read] = [zone.read for zone in find_zones()]
     if device != "cpu":
-        gpu = find_gpu()
+        visible = list_gpus(os.environ) if VISIBLE in os.environ else ["0"]
+        gpu = next(map(find_gpu, visible), None)  # CUDA takes the first
         found = [gpu, *found] if gpu is not None else []
     return _add(found) if found else None
 

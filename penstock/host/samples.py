@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 NUM_SAMPLES = 64  # of a file
 SAMPLE_BYTES = 4096
+MAX_PLACES, PLACE_BYTES = 4, 1024  # of a tensor
+MAX_READS = 1 << 15  # of a model's tensors: a second or two from a cold disk
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "fma", "f16c")
 SUFFIXES = (".json", ".safetensors", ".gguf", ".model", ".jinja")
 
@@ -31,6 +34,37 @@ def sample_file(file: Path, size: int, sample_bytes: int = SAMPLE_BYTES) -> str:
             source.seek(start)
             digest.update(source.read(sample_bytes))
     return digest.hexdigest()
+
+
+def sample_spans(spans: Mapping[str, tuple[Path, int, int]]) -> dict[str, str]:
+    """Hash a few places of each span (file, begin, end). They follow from its name: equal models are read alike."""
+    num_places = max(1, min(MAX_PLACES, MAX_READS // max(1, len(spans))))
+    digests, source, opened = {}, None, None
+    try:
+        for name, (path, begin, end) in sorted(spans.items(), key=lambda one: one[1]):
+            if source is None or opened != path:
+                if source is not None:
+                    source.close()
+                source, opened = path.open("rb"), path
+            digest = hashlib.blake2b(f"{end - begin}".encode(), digest_size=8)
+            for place in _choose_places(name, end - begin, num_places):
+                source.seek(begin + place)
+                digest.update(source.read(min(PLACE_BYTES, end - begin - place)))
+            digests[name] = digest.hexdigest()
+    finally:
+        if source is not None:
+            source.close()
+    return digests
+
+
+def _choose_places(name: str, num_bytes: int, num_places: int) -> list[int]:
+    if num_bytes <= num_places * PLACE_BYTES:
+        return list(range(0, num_bytes, PLACE_BYTES))
+    drawn = hashlib.blake2b(name.encode(), digest_size=8 * MAX_PLACES).digest()
+    return [
+        int.from_bytes(drawn[8 * number : 8 * number + 8], "little") % (num_bytes - PLACE_BYTES)
+        for number in range(num_places)
+    ]
 
 
 def find_cpu_features() -> tuple[str, ...]:

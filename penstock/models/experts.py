@@ -54,6 +54,11 @@ class Experts:
         ]
         return unite(parts)
 
+    def count_idle(self) -> int:
+        """Count the values of the experts that one token does not go through."""
+        one, count = self.expert, self.num_experts
+        return (count - min(count, self.routing.num_chosen)) * 3 * one.hidden * one.width
+
     def merges(self) -> Merges:
         one, numbers = self.expert, range(self.num_experts)
         halves = tuple((f"{e}.{half}", one.hidden) for e in numbers for half in ("gate", "up"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -15,25 +15,35 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidConfig, InvalidModel
-from penstock.host.machine import free_memory_bytes
 from penstock.models import reading
 from penstock.models.cut import Cut, Cuts
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.files.quantized.checkpoint import requantize_floats
+from penstock.models.files.quantized.checkpoint import is_float8, keep_floats, requantize_floats
 from penstock.models.layer import Merge, Shape
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
-from penstock.models.reading import STACKS, STORED, Source, Sources, Take, from_checkpoint, read_cut_blocks
+from penstock.models.reading import (
+    STACKS,
+    STORED,
+    Source,
+    Sources,
+    Take,
+    find_codes,
+    find_spill,
+    from_checkpoint,
+    read_cut_blocks,
+)
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.ops.matmul.packed import GROUP
 from penstock.quant.coded import Coded
+from penstock.quant.fp8 import keep_fp8
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
-from penstock.quant.mapped import find_folder, spill
+from penstock.quant.mapped import spill
 from penstock.quant.packed import Packed
 from penstock.quant.permuted import pack_in_order
-from penstock.quant.recoded import recode_matrices
+from penstock.quant.recoded import Codes, recode_matrices
 from penstock.quant.scheme import Scheme
 
 Hold = Callable[[str, Tensor | None], Scheme]
@@ -44,7 +54,7 @@ OUTER = ("head.", "embedding.")
 ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
 ABSORBED = ".attention.kv_b.weight"  # multiplied head by head, one half of it transposed
 KEPT_WIDE = (*ROUTING, ABSORBED)  # matrices that no quantization rounds
-SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
+FP8_CAPABILITY = (8, 9)  # of GPUs that multiply 8-bit floats
 PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
 
 
@@ -159,6 +169,22 @@ class Options:
     on_gpu: bool = False
     device: torch.device = CPU
     spills_to: Path | None = None  # the folder for experts that do not fit in memory
+    has_fp8: bool = False  # the GPU multiplies 8-bit floats
+
+    @property
+    def keeps_codes(self) -> bool:
+        """A GPU keeps the integers of quantized matrices."""
+        return self.on_gpu and self.quantization == PACKED
+
+    @property
+    def keeps_floats(self) -> bool:
+        """A GPU keeps the 8-bit floats of quantized matrices."""
+        return self.on_gpu and self.has_fp8 and self.quantization in (PACKED, "fp8")
+
+    @property
+    def rounds_floats(self) -> bool:
+        """A CPU multiplies 8-bit floats as integers."""
+        return not self.on_gpu and self.rounded and self.dtype is None
 
     def x_bits(self, name: str) -> int:
         """The logits show every error of the last product, so its activations are rounded less."""
@@ -201,14 +227,18 @@ def storage(
     def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or cpu.path() == "reference":
             return None
-        recodes = options.on_gpu and options.quantization == PACKED and not ops.exact
+        if options.device.type == "meta":
+            return _outline(ops, find_codes(checkpoint, sources[name]), take(name), bias, options)
         num_matrices = count_matrices(name)
-        if not recodes and (options.on_gpu or options.dtype is not None):
+        keeps_floats = options.keeps_floats and any(is_float8(checkpoint, part.tensor) for part in sources[name])
+        if not (options.keeps_codes or keeps_floats) and (options.on_gpu or options.dtype is not None):
             return None
         stored = read_cut_blocks(checkpoint, sources[name], find_cut(name))
         if not stored:
             return None
-        if recodes:
+        if keeps_floats:
+            return keep_fp8(ops, stored, bias, options.device)
+        if options.on_gpu:
             if num_matrices > 1 and any(isinstance(part, Coded) and part.order is not None for part in stored):
                 return None
             return recode_matrices(ops, stored, bias, options.dtype or torch.bfloat16, options.device)
@@ -238,16 +268,24 @@ def storage(
     return hold
 
 
-def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | None) -> Path | None:
-    """Return the folder that experts are moved to, beside the checkpoint; None if the model fits in memory."""
-    if checkpoint is None or all(merge.num_matrices == 1 for merge in spec.merges().values()):
+def _outline(ops: OpTable, codes: Codes | None, matrix: Tensor, bias: Tensor | None, options: Options) -> Scheme | None:
+    """Make a matrix without values on the meta device, as a GPU would keep it; None if it is widened."""
+    if codes is None or not (options.keeps_codes or codes.group and options.quantization == "fp8"):
         return None
-    needed: float = itemsize * spec.num_parameters if itemsize else checkpoint.num_bytes
-    if itemsize is None and spec.cuts is not None:
-        needed *= spec.num_parameters / spec.cuts.whole.num_parameters
-    if needed < SPILLING_SHARE * free_memory_bytes():
-        return None
-    return find_folder(checkpoint.path)
+    num_out, width = matrix.shape
+    return codes.make_blank(ops, num_out, width, bias, options.dtype or torch.bfloat16, options.device)
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Return True if a GPU multiplies 8-bit floats."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+def read_as(checkpoint: Checkpoint | None, options: Options) -> Checkpoint | None:
+    """Return the checkpoint with 8-bit floats as the device multiplies them."""
+    if checkpoint is not None and options.keeps_floats:
+        return keep_floats(checkpoint)
+    return requantize_floats(checkpoint) if options.rounds_floats else checkpoint
 
 
 def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
@@ -290,6 +328,8 @@ def load_model(
     It is plain unless `finish` changes its blocks, each before the next is read; it then calls the ops of `finish`.
     Of a pipeline stage only its part is read.
 
+    On the meta device there are no values, but matrices are stored as the checkpoint's headers say.
+
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
     """
     if dtype is not None and dtype not in STORED:
@@ -304,7 +344,8 @@ def load_model(
     kept = None if device.type == "cuda" and quantization in QUANTIZERS else dtype
     if dummy_seed is not None:
         take, take_kept = (reading.from_seed(spec, dummy_seed, each, device) for each in (dtype, kept))
-        checkpoint = None
+        checkpoint = checkpoint if device.type == "meta" else None
+        sources = match(checkpoint, spec) if checkpoint else sources
     elif checkpoint is None:
         raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
     else:
@@ -316,10 +357,10 @@ def load_model(
             pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
     ops = finish.ops if finish else OpTable("cpu" if device.type == "cpu" else "cuda")
     on_cpu = device.type == "cpu"
-    spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
-    options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
-    kept_as = requantize_floats(checkpoint) if on_cpu and rounded and dtype is None else checkpoint
-    hold = storage(ops, take_kept, options, kept_as, sources, cuts)
+    options = Options(dtype, quantization, rounded, not on_cpu, device, None, has_fp8(device))
+    if on_cpu and checkpoint is not None:
+        options = replace(options, spills_to=find_spill(checkpoint, spec, sources, options))
+    hold = storage(ops, take_kept, options, read_as(checkpoint, options), sources, cuts)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)
     try:

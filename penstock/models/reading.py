@@ -5,22 +5,35 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from penstock.errors import InvalidConfig, InvalidModel
+from penstock.host.machine import free_memory_bytes
 from penstock.models.cut import Cut, Cuts
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.files.quantized.checkpoint import QuantizedCheckpoint
 from penstock.models.layer import Shape, Shapes
 from penstock.models.names import Layout
 from penstock.models.spec import ModelSpec
+from penstock.quant.ints import BLOCK, QUANTIZERS
+from penstock.quant.mapped import find_folder
 from penstock.quant.packed import Stored
+from penstock.quant.recoded import Codes
+
+if TYPE_CHECKING:
+    from penstock.models.load import Options
 
 Take = Callable[[str], Tensor]
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 CPU = torch.device("cpu")
+SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
+ITEM_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in STORED}
 
 
 @dataclass(frozen=True)
@@ -174,7 +187,7 @@ def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_codes(source.tensor)
     if stored is not None and source.rows is not None:
         stored = stored.slice_rows(source.rows)
-    if stored is None or stored.format is None or source.layout == "one_plus":
+    if stored is None or (stored.format is None and not stored.is_float8) or source.layout == "one_plus":
         return None
     if stored.transposed != source.layout.endswith("transposed"):
         return None
@@ -207,3 +220,71 @@ def read_cut_blocks(checkpoint: Checkpoint, parts: Sequence[Source], cut: Cut | 
             stored = columns
         found.append(stored)
     return found
+
+
+def find_codes(checkpoint: Checkpoint, parts: Sequence[Source]) -> Codes | None:
+    """Find the codes in which a GPU holds a matrix, by headers as far as they tell, since its tensors would have to be
+    read; None if it is widened."""
+    if len(parts[0].shape) != 2:
+        return None
+    if not isinstance(checkpoint, QuantizedCheckpoint):
+        stored = [read_blocks(checkpoint, part) for part in parts]
+        found = [part.format if part is not None else None for part in stored]
+    else:
+        matrices = [checkpoint.matrices.get(tensor) for tensor in dict.fromkeys(part.tensor for part in parts)]
+        if checkpoint.keeps_floats and all(matrix is not None and matrix.is_float8 for matrix in matrices):
+            groups = {matrix.group or parts[0].shape[1] for matrix in matrices if matrix is not None}
+            return Codes(group=groups.pop()) if len(groups) == 1 else None
+        found = [matrix.likely_format if matrix is not None else None for matrix in matrices]
+    formats = tuple(dict.fromkeys(each for each in found if each is not None))
+    return None if None in found else Codes(formats)
+
+
+def count_held_bytes(checkpoint: Checkpoint, spec: ModelSpec, sources: Sources, options: Options) -> int:
+    """Count the bytes of a model, or of a rank's part, as a CPU holds it. Matrices that stay as the file codes them are
+    taken to share evenly what other tensors leave of the file."""
+    held = {name: shape for name, shape in spec.parameters().items() if spec.holds(name)}
+    coded, total = 0, 0
+    for name, shape in held.items():
+        tensors = [source.tensor for source in sources.get(name, ())]
+        if len(shape) < 2:
+            total += 4 * prod(shape)
+        elif options.dtype is None and tensors and all(map(checkpoint.is_packed, tensors)):
+            coded += prod(shape)
+        elif (kind := options.find_kind(name, shape[-1])) is not None:
+            total += prod(shape[:-1]) * -(-shape[-1] // BLOCK) * QUANTIZERS[kind][1]
+        else:
+            total += prod(shape) * (options.dtype.itemsize if options.dtype else _item_bytes(checkpoint, tensors))
+    return total + (int(coded * _bytes_per_code(checkpoint)) if coded else 0)
+
+
+def _item_bytes(checkpoint: Checkpoint, tensors: list[str]) -> int:
+    return max((ITEM_BYTES.get(checkpoint.dtype(tensor), 4) for tensor in tensors), default=4)
+
+
+def _bytes_per_code(checkpoint: Checkpoint) -> float:
+    """Return the mean bytes of a value that the file holds in codes."""
+    coded, others = 0, 0
+    for name in checkpoint.names():
+        count = prod(checkpoint.shape(name))
+        if checkpoint.is_packed(name):
+            coded += count
+        else:
+            others += count * _item_bytes(checkpoint, [name])
+    return max(0, checkpoint.num_bytes - others) / max(1, coded)
+
+
+def find_spill(checkpoint: Checkpoint, spec: ModelSpec, sources: Sources, options: Options) -> Path | None:
+    """Return the folder that experts are moved to; None if the model fits in memory, or has none."""
+    if all(merge.num_matrices == 1 for merge in spec.merges().values()):
+        return None
+    needed, free = count_held_bytes(checkpoint, spec, sources, options), free_memory_bytes()
+    if needed < SPILLING_SHARE * free:
+        return None
+    folder, tried = find_folder(checkpoint.path)
+    if folder is None:
+        raise InvalidModel(
+            f"the model needs {needed / (1 << 30):.1f} GiB of {free / (1 << 30):.1f} that are free, and there is no "
+            f"disk for its experts ({tried}): set TMPDIR to a folder on a disk"
+        )
+    return folder

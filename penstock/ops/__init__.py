@@ -33,10 +33,15 @@ from penstock.ops.elementwise import (
 from penstock.ops.embedding import embedding
 from penstock.ops.experts.combine import combine, weigh
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
-from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_int_product, grouped_product
+from penstock.ops.experts.grouped_product import (
+    grouped_fp8_group_product,
+    grouped_fp8_product,
+    grouped_int_product,
+    grouped_product,
+)
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
-from penstock.ops.matmul.fp8_product import fp8_product
+from penstock.ops.matmul.fp8_product import fp8_group_product, fp8_product
 from penstock.ops.matmul.head_linear import head_linear, head_product, pack_heads
 from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
@@ -94,10 +99,12 @@ __all__ = [
     "cpu",
     "embedding",
     "encoder_attention",
+    "fp8_group_product",
     "fp8_mlp",
     "fp8_product",
     "gated_activation",
     "gather",
+    "grouped_fp8_group_product",
     "grouped_fp8_product",
     "grouped_int_product",
     "grouped_matmul",

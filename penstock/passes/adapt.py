@@ -189,9 +189,13 @@ class Adapt:
         for described, part in zip(parts_of(self.table.spec.layers[index]), (block.mixer, block.ffn)):
             name = f"layers.{index}.{described.prefix}"
             if isinstance(part, layers.Experts):
-                if self.table.bases is not None and type(part) in (layers.Experts, layers.WeighedInputExperts):
-                    opened: Any = block
+                opened: Any = block
+                if type(part) not in (layers.Experts, layers.WeighedInputExperts):
+                    continue
+                if self.table.bases is not None:
                     opened.ffn = self._adapt_experts(part, name)
+                elif self.table.is_whole:
+                    self._adapt_beside_experts(part, name)
             elif part is not None:
                 self._adapt_linears(part, part.linears(), name)
                 if self.table.bases is not None and type(part) is layers.LatentAttention:
@@ -211,12 +215,16 @@ class Adapt:
     def _adapt_experts(self, experts: layers.Experts, name: str) -> AdaptedExperts:
         """Adapt a copy: steps without adapters take what `lower` made of the experts themselves."""
         adapted = AdaptedExperts(experts, self.table, name)
-        self._adapt_linears(adapted.router, [("router", adapted.router.linear)], name)
-        if adapted.shared is not None:
-            self._adapt_linears(adapted.shared, adapted.shared.linears(), f"{name}.shared")
-        if adapted.shared_gate is not None:
-            self._adapt_linears(adapted, [("shared_gate", adapted.shared_gate)], name)
+        self._adapt_beside_experts(adapted, name)
         return adapted
+
+    def _adapt_beside_experts(self, experts: layers.Experts, name: str) -> None:
+        """Adapt the linears that every token goes through."""
+        self._adapt_linears(experts.router, [("router", experts.router.linear)], name)
+        if experts.shared is not None:
+            self._adapt_linears(experts.shared, experts.shared.linears(), f"{name}.shared")
+        if experts.shared_gate is not None:
+            self._adapt_linears(experts, [("shared_gate", experts.shared_gate)], name)
 
     def _finish(self, block: layers.AnyBlock, is_last: bool) -> layers.AnyBlock | None:
         """Lower the block for steps without adapters. On a GPU there are none: one graph serves any rows, and norms
@@ -240,3 +248,4 @@ class Adapt:
         if isinstance(model, Decoder) and isinstance(model.head, layers.Head):
             rows = model.head.rows
             model.head = AdaptedHead(model.head, self.table.make(HEAD, rows.num_out, rows.num_in, rows))
+        self.table.allocate()

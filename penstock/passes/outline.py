@@ -12,10 +12,10 @@ from torch import Tensor
 
 from penstock.models.decoder import CPU, Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
-from penstock.models.files.quantized.checkpoint import requantize_floats
-from penstock.models.load import Options, match
+from penstock.models.files.quantized.checkpoint import is_float8, keep_floats, requantize_floats
+from penstock.models.load import ABSORBED, Options, match
 from penstock.models.pooling import Pooling
-from penstock.models.reading import STORED, Source, Sources, read_blocks
+from penstock.models.reading import STORED, Source, Sources, find_codes, read_blocks
 from penstock.models.spec import ModelSpec
 from penstock.ops import FORMATS, Format, OpTable, PackedWeight, cpu
 from penstock.passes.lower import Lower
@@ -25,11 +25,8 @@ from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.ints import QUANTIZERS
 from penstock.quant.packed import Packed
 from penstock.quant.permuted import Permuted
-from penstock.quant.recoded import packed_bytes
 from penstock.quant.scheme import Scheme
 
-FOLDER_GROWTH = 1.3  # of codes with a scale for 128 inputs, which a GPU repeats for each 32
-MXFP4_GROWTH = 2.2  # of levels that are no integers, which a GPU holds in 8 bits
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
 
 
@@ -112,22 +109,16 @@ def _empty(format: Format, num_out: int, num_in: int) -> PackedWeight:
     return weight
 
 
-def count_packed_bytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
-    """Count the bytes of a model on a GPU that keeps the codes of quantized matrices; 0 if the checkpoint has none.
-    Those of a folder are estimated by its size, since counting them would read it."""
-    if not any(checkpoint.is_packed(name) for name in checkpoint.names()):
+def count_packed_bytes(checkpoint: Checkpoint, spec: ModelSpec, has_fp8: bool = False) -> int:
+    """Count the bytes of a model on a GPU that keeps the codes of quantized matrices, 8-bit floats too if it multiplies
+    them; 0 if the checkpoint has none."""
+    if not any(checkpoint.is_packed(name) or has_fp8 and is_float8(checkpoint, name) for name in checkpoint.names()):
         return 0
-    if checkpoint.metadata is None:
-        growth = MXFP4_GROWTH if "mxfp4" in checkpoint.quantization.lower() else FOLDER_GROWTH
-        return min(2 * spec.num_parameters, int(growth * checkpoint.num_bytes))
+    kept = keep_floats(checkpoint) if has_fp8 else checkpoint
     shapes, total = spec.parameters(), 0
     for name, parts in match(checkpoint, spec).items():
-        stored = [read_blocks(checkpoint, part) for part in parts]
-        formats = [part.format for part in stored if part is not None and part.format is not None]
-        if len(formats) == len(parts) and len(shapes[name]) == 2:
-            total += packed_bytes(formats, *shapes[name])
-        else:
-            total += prod(shapes[name]) * 2
+        codes = find_codes(kept, parts) if not name.endswith(ABSORBED) else None
+        total += 2 * prod(shapes[name]) if codes is None else codes.count_bytes(*shapes[name])
     return total
 
 

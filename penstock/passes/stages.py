@@ -1,4 +1,4 @@
-"""Pipeline stages: runs of a model's layers, balanced by the values that a step reads, the head's included."""
+"""Pipeline stages: runs of a model's layers, balanced by the values that a token goes through, the head's included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import cache
 from math import prod
 
 from penstock.errors import InvalidConfig
-from penstock.models.spec import ModelSpec
+from penstock.models.experts import Experts
+from penstock.models.spec import AnyBlock, ModelSpec
 
 
 def cut_stages(spec: ModelSpec, num_stages: int) -> list[range]:
@@ -17,10 +18,16 @@ def cut_stages(spec: ModelSpec, num_stages: int) -> list[range]:
             f"pipeline_parallel_size={num_stages} is over the model's {spec.num_layers} layers: set at most "
             f"{spec.num_layers}"
         )
-    costs = [sum(prod(shape) for shape in layer.parameters().values()) for layer in spec.layers]
+    costs = [_count_active(layer) for layer in spec.layers]
     head = spec.head.vocab_size * spec.head.row if spec.head is not None else 0
     ends = [0, *_find_ends((*costs[:-1], costs[-1] + head), num_stages)]
     return [range(start, stop) for start, stop in zip(ends, ends[1:])]
+
+
+def _count_active(layer: AnyBlock) -> int:
+    """Count the values of a layer that one token goes through: of experts those that it is given."""
+    idle = layer.ffn.count_idle() if isinstance(layer.ffn, Experts) else 0
+    return sum(prod(shape) for shape in layer.parameters().values()) - idle
 
 
 def _find_ends(costs: Sequence[int], num_runs: int) -> list[int]:

@@ -41,18 +41,6 @@ def unpack_nibbles(stored: Tensor, high_first: bool = False) -> Tensor:
     return torch.stack(halves[::-1] if high_first else halves, dim=-1).flatten(-2)
 
 
-def widen_fp8(codes: Tensor, scale: Tensor, block: tuple[int, int] | None = None) -> Tensor:
-    """Multiply 8-bit floats [O, C] by a scale: of all, of each output, or of each block of that size."""
-    scale = scale.float()
-    if block is not None:
-        scale = scale[torch.arange(codes.shape[0]) // block[0]][:, torch.arange(codes.shape[1]) // block[1]]
-    elif scale.numel() == 1:
-        scale = scale.reshape(1, 1)
-    else:
-        scale = scale.reshape(-1, 1)
-    return codes.float() * scale
-
-
 def mxfp4_scale(exponents: Tensor, codes: Tensor) -> Tensor:
     """Return the scales of FP4's doubled levels, half of 2^(e − 127), for bytes e [O, G] and codes [O, C]; 255 is NaN.
 

@@ -14,6 +14,7 @@ from penstock.ops.matmul.levels import FLOAT_LEVELS
 from penstock.ops.matmul.packed import GROUP, pack_planes
 
 SCALES = 1 << 22  # compared at a time
+E4M3 = "E4M3"  # as `levels`: codes are 8-bit floats, which no packed format holds
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Coded:
     group: int
     zero: int | Tensor = 0  # of all, or uint8 or float32 [O, G]
     bits: int = 8
-    levels: str = ""  # a table of FLOAT_LEVELS
+    levels: str = ""  # a table of FLOAT_LEVELS, or E4M3
     order: Tensor | None = None  # [C] int64
     groups: Tensor | None = None  # [C] int64
     transposed: bool = False  # the checkpoint's own matrix is [C, O]
@@ -53,7 +54,7 @@ class Coded:
         return self.format
 
     def _find_format(self) -> str:
-        if self.groups is not None:
+        if self.groups is not None or self.levels == E4M3:
             return ""
         if self.levels == "FP4" and self.group == GROUP // 2 and self.width % GROUP == 0:
             return "NVFP4"
@@ -72,13 +73,19 @@ class Coded:
         return "U4_F16" if is_half else "U4_F32"
 
     @property
+    def is_float8(self) -> bool:
+        return self.levels == E4M3
+
+    @property
     def has_fractions(self) -> bool:
         """Zeros may lie between codes."""
         return not isinstance(self.zero, int) and self.zero.is_floating_point()
 
     def widen(self) -> Tensor:
         """Return the values [O, C] in float32, the inputs in the checkpoint's order."""
-        if self.levels:
+        if self.levels == E4M3:
+            values = self.codes.view(torch.float8_e4m3fn).float()
+        elif self.levels:
             values = torch.tensor(FLOAT_LEVELS[self.levels], dtype=torch.float32)[self.codes.long()]
         elif isinstance(self.zero, int):
             values = self.codes.float() - self.zero
@@ -113,6 +120,17 @@ class Coded:
             groups = slice(columns.start // self.group, columns.stop // self.group)
         zero = self.zero if isinstance(self.zero, int) else self.zero[:, groups]
         return replace(self, codes=self.codes[:, part], scale=self.scale[:, groups], zero=zero)
+
+
+def code_floats(values: Tensor, scale: Tensor, block: tuple[int, int] | None = None) -> Coded:
+    """Return 8-bit floats [O, C] with a scale: of all, of each output, or of each block of that size."""
+    num_out, width = values.shape
+    scale, group = scale.float(), width
+    if block is not None:
+        scale, group = scale[torch.arange(num_out) // block[0]], block[1]
+    else:
+        scale = scale.reshape(-1, 1).expand(num_out, 1)
+    return Coded(values.view(torch.uint8), scale, group, levels=E4M3)
 
 
 def is_exact_half(scale: Tensor) -> bool:

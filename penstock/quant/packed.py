@@ -46,6 +46,10 @@ class GgmlMatrix:
         return find_grid_format(name) or FORMATS.get(name)
 
     @property
+    def is_float8(self) -> bool:
+        return False
+
+    @property
     def kind(self) -> int:
         """Matrices of one kind can be packed together."""
         return self.ggml_type

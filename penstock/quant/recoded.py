@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from penstock.ops import Format, OpTable, PackedWeight
 from penstock.ops.matmul.int_product import PANEL, empty_ints, pack_codes, pack_scales
-from penstock.ops.matmul.packed import GROUP, LANES, unpack_groups
+from penstock.ops.matmul.levels import LEVELS, UNITS
+from penstock.ops.matmul.packed import LANES, unpack_groups
+from penstock.quant.fp8 import blank_fp8
 from penstock.quant.ints import Ints
 from penstock.quant.packed import Stored, pack
 from penstock.quant.permuted import pack_in_order
@@ -23,9 +25,7 @@ MIN_LARGEST, MAX_SCALE = 2.0**-12, 65504.0  # of a matrix's scales: float16 woul
 
 def find_layout(formats: Sequence[Format]) -> tuple[int, int] | None:
     """Return bits and sets (`ops.matmul.int_product`) that hold codes of these formats; None if none does."""
-    if any(format.levels not in ("", "IQ4", "FP4") for format in formats):  # most are no integers
-        return None
-    if any(format.whole and (format.minimum or format.scales == 2) for format in formats):  # float16 would round them
+    if any(format.levels not in ("", *LEVELS) for format in formats):  # the others are no integers
         return None
     bits = 4 if all(format.bits == 4 and not format.levels for format in formats) else 8
     if any(format.scales == 2 for format in formats):
@@ -84,6 +84,8 @@ def _recode(weight: PackedWeight, bits: int, sets: int) -> tuple[Tensor, Tensor]
     """Return codes [O, G, 32] and scales [O, G], or with a minimum or middle [O, G, 2], of two halves [O, G, 2, 2]."""
     format = weight.format
     codes, scale, more = unpack_groups(weight)  # codes less the offset; scale and more of each half
+    unit = UNITS.get(format.levels, 1)
+    codes, scale = codes * unit, scale / unit  # exact: a power of two
     if more is None:
         more = torch.zeros_like(scale)
     elif format.zeros:
@@ -99,11 +101,26 @@ def _recode(weight: PackedWeight, bits: int, sets: int) -> tuple[Tensor, Tensor]
     return codes.to(torch.uint8), both if sets == 4 else both[:, :, 0]
 
 
-def packed_bytes(formats: Sequence[Format], num_out: int, width: int) -> int:
-    """Return the bytes that a GPU needs for a matrix of parts of these formats; 16 bits a value if it is widened."""
-    layout = find_layout(formats)
-    if layout is None:
-        return 2 * num_out * width
-    bits, sets = layout
-    groups = -(-width // GROUP)
-    return num_out * groups * (GROUP * bits // 8 + (2 * sets if sets else 2))
+@dataclass(frozen=True)
+class Codes:
+    """The codes in which a GPU holds a matrix: of these packed formats, its parts', or 8-bit floats."""
+
+    formats: tuple[Format, ...] = ()
+    group: int = 0  # of 8-bit floats: inputs with one scale
+
+    def count_bytes(self, num_out: int, width: int) -> int:
+        """Return the bytes of a matrix; those of 16-bit values if it is widened."""
+        scheme = self.make_blank(OpTable("cpu"), num_out, width, None, torch.bfloat16, torch.device("meta"))
+        return 2 * num_out * width if scheme is None else scheme.num_bytes
+
+    def make_blank(
+        self, ops: OpTable, num_out: int, width: int, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> Scheme | None:
+        """Make a matrix without values; None if it is widened."""
+        if self.group:
+            return blank_fp8(ops, num_out, width, self.group, bias, device)
+        layout = find_layout(self.formats)
+        if layout is None:
+            return None
+        words, scales = empty_ints(layout[0], num_out, width, device, layout[1])
+        return Ints(ops, (num_out, width), words, scales, bias, dtype)

@@ -1,4 +1,4 @@
-"""Adapters in memory, and which of them each slot has. A slot's kernels read them where they lie: nothing is copied."""
+"""Adapters in memory, and which of them each slot has. On a CPU kernels read them where they lie: nothing is copied."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora, Values
 from penstock.errors import PenstockError
 from penstock.models.lora import Adapter, fingerprint, read_adapter
-from penstock.ops import Term
-from penstock.passes.lora_table import LoraTable
+from penstock.ops.matmul.lora_stacks import LoraImage
+from penstock.passes.lora_table import LoraTable, StackTable
 from penstock.runner.memory import CPU, allocate
 from penstock.types import LoraUse
 
@@ -62,7 +62,7 @@ class LoraBank:
 
     def __init__(self, table: LoraTable, max_rank: int) -> None:
         self.table, self.max_rank = table, max_rank
-        self._adapters: dict[int, Adapter] = {}
+        self._adapters: dict[int, Adapter | LoraImage] = {}
         self._slots: list[tuple[LoraUse, ...]] = [()] * table.num_slots
         self._dropped: set[int] = set()  # while they were read
         self._lock = threading.Lock()  # guards what is in memory; slots are the step's thread's
@@ -90,8 +90,8 @@ class LoraBank:
         before = fingerprint(folder)
         if message.fingerprint and before != message.fingerprint:
             raise PenstockError(f"{folder} has changed since the adapter was loaded: load it again")
-        adapter = read_adapter(folder, self.table.spec, self.max_rank, self.table.bases)
-        adapter = self.table.arrange(adapter) if self.table.is_on_gpu else settle(adapter)
+        read, table = read_adapter(folder, self.table.spec, self.max_rank, self.table.bases), self.table
+        adapter = table.arrange(read) if isinstance(table, StackTable) else settle(read)
         if fingerprint(folder) != before:
             raise PenstockError(f"{folder} changed while it was read: load it again")
         with self._lock:
@@ -118,9 +118,7 @@ class LoraBank:
         with self._lock:
             adapters = [(self._adapters[use.number], use.scale) for use in uses]
         self._slots[slot] = ()  # a failure below leaves it without a label
-        for name, weights in self.table.items():
-            terms = [Term(adapter.list_parts(name), scale) for adapter, scale in adapters]
-            weights.fill(slot, terms if any(parts for parts, _ in terms) else ())
+        self.table.fill(slot, adapters)
         self._slots[slot] = uses
 
     def close(self) -> None:

@@ -66,10 +66,13 @@ class BlockMemory:
             raise InvalidConfig(f"cannot allocate a KV cache of {size:.1f} GiB: lower kv_cache_tokens") from error
 
     def views(self, memories: Sequence[Memory | None]) -> list[Any]:
-        """Make each layer's view of its part of the blocks; None for a layer that keeps nothing."""
+        """Make each layer's view of its part of the blocks; None for a layer that keeps nothing. Layers after those
+        given are left out."""
         views: list[Any] = [None] * len(memories)
         for g, group in enumerate(self.grouping.groups):
             for j, layer in enumerate(group.layers):
+                if layer >= len(memories):
+                    continue
                 memory = memories[layer]
                 assert memory is not None
                 views[layer] = memory.view(self, g, j * group.part_bytes)

@@ -176,7 +176,7 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
     app.add_middleware(_BodyRoutes, handlers=BODY_HANDLERS)
     app.add_middleware(_Errors, server=server)
     app.add_middleware(WarningHeaders)
-    access = make_router_access(server.config)
+    access = app.state.router_access = make_router_access(server.config)
     app.add_middleware(AuthMiddleware, ring=ring, routes=app.routes, router=access)
     app.add_middleware(
         Limits,

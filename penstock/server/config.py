@@ -12,6 +12,7 @@ from penstock.errors import InvalidConfig, quote
 LOG_FORMATS = ("text", "json")
 UNKNOWN_FIELDS = ("ignore", "refuse")
 ROLES = ("prefill", "decode", "both")  # of engines: who computes prompts, and who answers
+PREFILL, DECODE, BOTH = ROLES
 ANY = "*"  # matches any name
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "openai")
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral", "granite", "openai_gptoss")
@@ -21,16 +22,19 @@ MAX_QUEUED = 1 << 40
 MAX_MEMORY_GB = 1 << 20
 
 
-def check_roles(roles: Sequence[str], num_engines: int) -> None:
-    """Refuse roles that leave prompts or answers to nobody."""
+def check_roles(roles: Sequence[str], num_engines: int, has_router: bool = False) -> None:
+    """Refuse roles that leave prompts or answers to nobody. Behind a router, other servers may do the rest."""
     for role in roles:
         if role not in ROLES:
             raise InvalidConfig(f"role={quote(role)} is unknown: choose one of {', '.join(ROLES)}")
     if roles and num_engines not in (1, len(roles)):
         raise InvalidConfig(f"{len(roles)} roles for data_parallel_size={num_engines} engines: give one for each")
     for role, work in (("prefill", "decode"), ("decode", "prefill")):
-        if roles and all(one == role for one in roles):
-            raise InvalidConfig(f"role={role} is all there is: add an engine with role={work} or both")
+        if roles and all(one == role for one in roles) and not has_router:
+            raise InvalidConfig(
+                f"role={role} is all there is: add an engine with role={work} or both; or, for servers of both roles "
+                "behind penstock route, set router_key_file"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,9 @@ class ServerConfig:
     )
     data_parallel_size: int = option(1, "engines per model", least=1, most=64)
     role: tuple[str, ...] = option((), "role of each engine: prefill, decode or both; needs kv_offloading_path")
+    kv_transfer_port: int | None = option(
+        None, "port from which decode servers fetch prompts' cache blocks; 0 takes a free one", least=0, most=65535
+    )
     max_queued_requests: int = option(512, "max waiting requests; further ones get 429", least=1, most=MAX_QUEUED)
     max_queued_tokens: int = option(1 << 20, "max waiting prompt tokens", least=1, most=MAX_QUEUED)
     request_timeout: float | None = option(None, "max seconds per request", least=0, most=MAX_SECONDS)
@@ -103,7 +110,12 @@ class ServerConfig:
             raise InvalidConfig(f"root_path={quote(self.root_path)} is not valid: give a path such as /llm")
         if "" in self.served_model_name:
             raise InvalidConfig("served_model_name='' is empty: give a name, or leave it out")
-        check_roles(self.role, self.data_parallel_size)
+        check_roles(self.role, self.data_parallel_size, self.router_key_file is not None)
+        if self.kv_transfer_port is not None and self.lone_role != PREFILL:
+            raise InvalidConfig(
+                f"kv_transfer_port={self.kv_transfer_port} is for a server that computes prompts for others: set "
+                "role=prefill, or leave it out"
+            )
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidConfig("ssl_certfile and ssl_keyfile need each other: give both")
 
@@ -111,6 +123,12 @@ class ServerConfig:
     def num_engines(self) -> int:
         """Engines per model."""
         return len(self.role) or self.data_parallel_size
+
+    @property
+    def lone_role(self) -> str:
+        """The role of all engines, where other servers have the other one; empty if this server does both."""
+        alone = {PREFILL, DECODE} & set(self.role)
+        return alone.pop() if len(set(self.role)) == len(alone) == 1 else ""
 
     @property
     def first_name(self) -> str | None:

@@ -27,6 +27,8 @@ from penstock.server.config import ServerConfig
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.fleet import Fleet
 from penstock.server.engines.process import WORKER, Launch
+from penstock.server.handover.roles import make_transfer
+from penstock.server.http.keys import read_secret
 from penstock.server.loras.registry import LoraRegistry
 from penstock.text.chat.template import read_template
 from penstock.text.intake import Intake, Prepared
@@ -178,7 +180,8 @@ class ServedModel:
         self._used_s = time.monotonic()
         self.keep_alive_s = math.inf  # idle time until it is unloaded
         self.is_unloaded = False  # loaded again on demand
-        launch = Launch(model, dict(options), folder, config.num_engines, command, config.role)
+        transfer = make_transfer(config, read_secret(config.router_key_file, "router_key_file"))
+        launch = Launch(model, dict(options), folder, config.num_engines, command, config.role, transfer)
         self._make_engine = partial(
             Fleet, name, launch, admission, hang_s=config.hang_timeout, on_found=self._start_text
         )

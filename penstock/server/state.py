@@ -15,6 +15,8 @@ from penstock.server.common.fields import SamplingBody, name_slot
 from penstock.server.config import ServerConfig
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.generation import Generation
+from penstock.server.handover.asked import CURRENT_HANDOVER
+from penstock.server.handover.prefill import compute_prompts
 from penstock.server.http.access import AccessLog
 from penstock.server.http.context import Client, new_id
 from penstock.server.http.errors import ApiError
@@ -67,6 +69,8 @@ class Server:
     ) -> Generation:
         """Queue all prompts of a request, or none."""
         trace = self._enter_trace(model, client)
+        if (asked := CURRENT_HANDOVER.get()) is not None and asked.is_prefill:
+            raise await self._prefill(model, client, body, prompts, trace)
         with stage("grammar") if any(model.text.has_to_prepare(params) for _, params in prompts) else nullcontext():
             prepared = [await model.text.prepare(encoded, params, client.tenant) for encoded, params in prompts]
         if self.is_draining:
@@ -80,6 +84,8 @@ class Server:
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
         requests = self._make_requests(model, client, body, list(zip(prompts, prepared)), pool)
         requests = [_retain(request, body) for request in requests]
+        if asked is not None:
+            trace.taken, requests = asked.taken, asked.take(requests)
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
@@ -112,6 +118,30 @@ class Server:
         generation.loras = held
         self.generations.add(generation)
         return generation
+
+    async def _prefill(
+        self,
+        model: ServedModel,
+        client: Client,
+        body: SamplingBody,
+        prompts: Sequence[tuple[Encoded, SamplingParams | BeamSearchParams]],
+        trace: Trace,
+    ) -> ApiError:
+        """Compute prompts for another server; returns what ends the request."""
+        if self.is_draining:
+            raise Busy("the server is stopping", 5, 503)
+        scales = None if body.lora is None else [(one.id, one.scale) for one in body.lora]
+        loras = model.loras.resolve(body.model, scales)
+        held = model.loras.hold(loras)
+        model.touch()
+        try:
+            salted = [(replace(encoded, loras=loras), params) for encoded, params in prompts]
+            salts = [make_salt(client.tenant, body.cache_salt or encoded.salt) for encoded, _ in prompts]
+            timeout = body.timeout if body.timeout is not None else self.config.request_timeout
+            deadline_s = None if timeout is None else time.monotonic() + timeout
+            return await compute_prompts(model, salted, trace, salts=salts, deadline_s=deadline_s)
+        finally:
+            model.loras.release(held)
 
     def _make_requests(
         self,

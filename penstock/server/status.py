@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
@@ -12,12 +14,16 @@ from starlette.routing import Match
 from penstock.host.version import VERSION
 from penstock.hub.names import looks_like_path
 from penstock.server.catalog import Catalog
+from penstock.server.config import BOTH
+from penstock.server.engines.replica import MAX_AHEAD
 from penstock.server.http.context import json_response, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
+from penstock.server.http.relay import FACTS_HEADER, ServerFacts
 from penstock.server.loras.registry import describe
 from penstock.server.model import ServedModel
 from penstock.server.observe.snapshot import describe_processes
+from penstock.server.state import Server
 
 
 async def live(request: Request) -> Response:
@@ -34,9 +40,34 @@ async def ready(request: Request) -> Response:
     """Report if the model is loaded, its engine responds and requests are accepted."""
     server = server_of(request)
     if server.is_ready:
-        return json_response({"status": "ready", **_count_replicas(server.catalog)})
+        role = {"role": server.config.lone_role} if server.config.lone_role else {}
+        is_router = request.app.state.router_access.knows(request.scope)
+        told = {FACTS_HEADER: msgspec.json.encode(describe_cache(server)).decode()} if is_router else None
+        return json_response({"status": "ready", **role, **_count_replicas(server.catalog)}, headers=told)
     reason, retry_s = ("stopping", 1) if server.is_draining else server.catalog.not_ready_reason
     return json_response({"status": reason}, 503, {"Retry-After": str(retry_s)})
+
+
+def describe_cache(server: Server) -> ServerFacts:
+    """Describe the caches and rows of all engines, for a router."""
+    names: list[object] = [server.begun_s]
+    num_tokens, num_rows, has_store, is_loaded = 0, 0, False, True
+    for model in server.catalog:
+        engine = model.engine
+        facts = None if engine is None else engine.facts
+        if engine is None or facts is None:
+            is_loaded = False
+            continue
+        values = {name: value for name, value, _ in facts.settings}
+        has_store |= bool(values.get("kv_offloading_path") or values.get("kv_offloading_size"))
+        kept = values.get("kv_offloading_path")
+        names.append((model.name, kept or [one.pid for one in engine.engines], engine.num_forgotten))
+        num_tokens += facts.kv_cache_tokens * len(engine.engines)
+        num_rows += (facts.max_num_seqs + MAX_AHEAD) * engine.num_ready
+        if kept:
+            names[0] = None
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
+    return ServerFacts(digest, None if has_store else num_tokens, num_rows if is_loaded else None)
 
 
 def _count_replicas(catalog: Catalog) -> dict[str, Any]:
@@ -131,7 +162,8 @@ async def info(request: Request) -> Response:
                 ],
             }
         shown.append(entry)
-    return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
+    role = server.config.lone_role or BOTH
+    return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "role": role, "models": shown})
 
 
 def _list_public_facts(model: ServedModel) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Request:
     session: str = ""  # whose path is evicted after all others, for `session_s` after the answer
     session_s: float = 0.0
     hand_over: bool = False  # ends with the first token, and its prompt's blocks are in the store: others go on
+    blocks_from: str = ""  # HOST:PORT of the server that computed its prompt and has the blocks
 
     @property
     def num_siblings(self) -> int:

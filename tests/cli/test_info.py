@@ -92,3 +92,17 @@ def test_info_shows_what_each_rank_will_hold(tmp_path: Path, capsys: pytest.Capt
     assert "stage 0 (layers 0 to 0), share 1" in capsys.readouterr().out
     assert main(["info", model, "-pp", "3"]) == 1
     assert "pipeline_parallel_size=3 is over the model's 2 layers" in capsys.readouterr().err
+
+
+def test_info_shows_what_stays_in_host_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(oracle.save(oracle.make("LlamaForCausalLM", FAMILIES["LlamaForCausalLM"].like[0]), tmp_path / "model"))
+    assert main(["info", model, "--json"]) == 0
+    assert "host_weight_bytes" not in json.loads(capsys.readouterr().out)
+    size = 10_000
+    assert main(["info", model, "--cpu-offload-gb", str(size / 2**30), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["host_weight_bytes"] == size and facts["gpu_buffer_bytes"] > 0
+    assert facts["gpu_weight_bytes"] + size == 2 * facts["num_parameters"]
+    assert main(["info", model, "--cpu-offload-gb", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "weights in host memory" in told and "buffers beside them" in told

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.config.speculation import SpeculativeConfig, parse_speculation
+from penstock.api.vllm.porting import port_options
+from penstock.config import EngineConfig
+from penstock.config.speculation import MODEL_METHODS, SpeculativeConfig, parse_speculation
 from penstock.draft.acceptance import Acceptance
 from penstock.draft.drafters import Drafters, RowDrafts, make_drafters
 from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.draft.suffix import EarlierAnswers, SuffixDrafter
+from penstock.draft.text_index import END
 from penstock.errors import InvalidConfig
 from penstock.sampling.row import RowState
 from penstock.types import BeamSearchParams, Request
@@ -121,7 +124,13 @@ def test_a_proposal_is_judged_once_per_place() -> None:
         ('{"model": "x", "use_heterogeneous_vocab": 1}', "use_heterogeneous_vocab=1 must be true or false"),
         ('{"num_speculative_tokens": 0}', "num_speculative_tokens=0 is out of range: it must be 1 to 32"),
         ('{"tree": 1}', "tree=1 is not valid: give true or false"),
-        ('{"prompt_lookup_min": true}', "prompt_lookup_min=True is out of range: it must be 2 to 16"),
+        ('{"prompt_lookup_min": true}', "prompt_lookup_min=True is out of range: it must be 1 to 16"),
+        ('{"disable_by_batch_size": 0}', "disable_by_batch_size=0 is out of range"),
+        ('{"draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size=2 is not supported: a drafting model is not"),
+        ('{"draft_tensor_parallel_size": true}', "draft_tensor_parallel_size=True is not supported"),
+        ('{"acceptance_method": "typical_acceptance_sampler"}', "would no longer have the model's distribution"),
+        ('{"model": "x", "quantization": "fp8"}', "quantization='fp8' is not supported: a drafting model is stored"),
+        ('{"method": "ngram", "model": "llama"}', "method=ngram takes no model"),
         ('{"prompt_lookup_min": 9, "prompt_lookup_max": 4}', "prompt_lookup_min=9 is over prompt_lookup_max=4"),
     ],
 )
@@ -136,6 +145,76 @@ def test_what_is_taken() -> None:
     found = parse_speculation('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}')
     assert found == SpeculativeConfig("ngram", 4, 2, 5)
     assert parse_speculation('{"tree": true}') == SpeculativeConfig(tree=True)
+
+
+@pytest.mark.parametrize("method", MODEL_METHODS)
+def test_texts_draft_beside_a_model(method: str) -> None:
+    drafters = make_drafters(SpeculativeConfig(method, prompt_lookup_min=3))
+    assert drafters is not None
+    assert [drafter.name for drafter in drafters.drafters] == ["prediction", "grammar", "ngram", "suffix"]
+    assert line(drafters.start(row([1, 2, 3, 9, 1, 2, 3])), 4) == [9, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ('{"method": "deepseek_mtp", "num_speculative_tokens": 1}', SpeculativeConfig("mtp", 1)),
+        ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', SpeculativeConfig("mtp", 2)),
+        (
+            '{"model": "[ngram]", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}',
+            SpeculativeConfig("ngram", 5, 1, 4),
+        ),
+        ('{"method": "[ngram]", "prompt_lookup_max": 1}', SpeculativeConfig("ngram", 8, 1, 1)),
+        (
+            '{"method": "eagle3", "model": "x", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1, '
+            '"max_model_len": 2048, "revision": null, "quantization": null, "disable_padded_drafter_batch": false}',
+            SpeculativeConfig("eagle3", 3, model="x"),
+        ),
+        (
+            '{"method": "suffix", "suffix_decoding_max_tree_depth": 24, "suffix_decoding_max_cached_requests": 1000, '
+            '"suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1}',
+            SpeculativeConfig("suffix", suffix_decoding_max_cached_requests=1000),
+        ),
+        ('{"method": "ngram", "disable_by_batch_size": 4}', SpeculativeConfig("ngram", disable_by_batch_size=4)),
+    ],
+)
+def test_vllm_s_json_as_users_have_it(given: str, wanted: SpeculativeConfig) -> None:
+    assert parse_speculation(given) == wanted
+
+
+@pytest.mark.parametrize("given", ["off", "none", "None", "null", "false", "False", None, False])
+def test_ways_to_say_off(given: Any) -> None:
+    config = EngineConfig.from_options(speculative_config=given)
+    assert parse_speculation(config.speculative_config) is None
+    if isinstance(given, str):
+        assert parse_speculation(given) is None  # as a flag, or in a config file
+    assert parse_speculation(port_options({"speculative_config": given})["speculative_config"]) is None
+
+
+def test_a_match_of_one_token_if_it_is_asked_for() -> None:
+    drafts = Drafters([NgramDrafter(1)], 8).start(row([1, 2, 3, 9, 2]))
+    assert line(drafts, 3) == [3, 9, 2]
+    state = row([5], [6])
+    drafts = Drafters([NgramDrafter(1)], 8).start(state)
+    assert line(drafts) == []
+    for token in (7, 5):
+        state.append(token)
+    assert line(drafts, 2) == [6, 7]
+    assert line(Drafters([NgramDrafter()], 8).start(row([1, 2, 3, 9, 2]))) == []
+    pairs = [1, 2, 3, 8, 9, 1, 2]  # the longest match comes first, unless one token is all that is compared
+    assert line(Drafters([NgramDrafter(1)], 8).start(row([*pairs, 4, 2])), 1) == [4]
+    assert line(Drafters([NgramDrafter(1)], 8).start(row(pairs)), 1) == [3]
+    assert line(Drafters([NgramDrafter(1, 1)], 8).start(row(pairs)), 1) == [3]
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_as_many_earlier_answers_as_asked_for(most: int) -> None:
+    answers = EarlierAnswers(max_answers=most)
+    for i in range(40):
+        answers.add((f"t{i % 3}", "s"), range(100 * i, 100 * i + 5))
+        assert sum(index.tokens.count(END) for index in answers._texts.values()) <= most
+    latest = answers.of(("t0", "s"))
+    assert (latest is not None and latest.find([3900, 3901]) is not None) is (most > 0)
 
 
 def test_a_prediction_is_followed_and_found_again() -> None:

@@ -70,7 +70,8 @@ def shapes(method: str) -> dict[str, tuple[int, ...]]:
         return {**norms, **layer, **outer}
     names = ("input_layernorm", "token_layernorm", "hidden_layernorm", "final_layernorm")
     own = {**layer_shapes(), **{f"{name}.weight": (WIDTH,) for name in names}, "input_proj.weight": (WIDTH, 2 * WIDTH)}
-    own |= {f"self_attn.{part}_proj.bias": (rows,) for part, rows in (("q", WIDTH), ("k", 32), ("v", 32))}
+    kv = KV_HEADS * SIZE
+    own |= {f"self_attn.{part}_proj.bias": (rows,) for part, rows in (("q", WIDTH), ("k", kv), ("v", kv))}
     return {f"model.mtp_layers.0.{name}": shape for name, shape in own.items()}
 
 

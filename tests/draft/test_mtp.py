@@ -12,7 +12,9 @@ from torch import Tensor
 
 from penstock import LLM, SamplingParams
 from penstock.errors import InvalidConfig
+from penstock.models.load import MIN_QUANTIZED_WIDTH
 from penstock.models.spec import FAMILIES
+from penstock.quant.packed import Packed
 from penstock.runner.cpu.draft_lines import Line, LineMaker
 from tests.draft.test_heads import make_prompts, norm
 from tests.models import oracle
@@ -111,6 +113,26 @@ def test_answers_are_the_same(tmp_path: Path, tree: bool) -> None:
             outputs = [output for _ in range(2) for output in llm.generate(make_prompts(2), asked, use_tqdm=False)]
             found.append([[(one.token_ids, str(one.logprobs)) for one in output.outputs] for output in outputs])
             assert not speculation or llm.stats()["num_draft_tokens"] > 60
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_layer_is_stored_as_the_model_is(tmp_path: Path, kind: str) -> None:
+    """Its experts too; beside a packed target a dense layer would be as large as several of the target's."""
+    save_target(tmp_path)
+    asked = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, detokenize=False)
+    found = []
+    for speculation in (None, {"method": "mtp"}):
+        with open_llm(tmp_path, speculation, dtype="auto", quantization=kind) as llm:
+            found.append([one.outputs[0].token_ids for one in llm.generate(make_prompts(), asked, use_tqdm=False)])
+            if speculation:
+                executor: Any = llm.service.engine.executor
+                block = executor.drafter.net._block
+                held = [linear.scheme for name, linear in block.mixer.linears()]
+                held = [one for one in held if one.num_in >= MIN_QUANTIZED_WIDTH]
+                held += [stack.scheme for stack in block.ffn.stacks()]
+                assert len(held) > 4 and all(isinstance(scheme, Packed) for scheme in held)
+                assert llm.stats()["num_draft_tokens"] > 20
     assert found[0] == found[1]
 
 

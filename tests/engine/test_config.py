@@ -19,6 +19,8 @@ from penstock.config import (
     Resolved,
     resolve,
 )
+from penstock.config.resolve import DRAFT_LOGIT_ROWS
+from penstock.config.speculation import SpeculativeConfig, parse_speculation
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.ops.triton.tuning import DEQUANTIZE_SCRATCH_BYTES
 
@@ -181,6 +183,41 @@ def test_a_gpu_that_is_there_is_taken() -> None:
     assert table["kv_cache_tokens"][1] == "what is left of 0.9 of the GPU's memory"
 
 
+def test_weights_in_host_memory_make_room_for_a_cache() -> None:
+    """Breaks when what leaves the GPU is not given to the cache, or the buffers are not taken from it."""
+    sizes = {"layer_bytes": GIB // 2, "layer_matrix_bytes": GIB // 4, "outer_bytes": 2 * GIB}
+    none, some, all_of_it = (
+        resolved(on_gpu(**sizes), cpu_offload_gb=size).kv_cache_tokens * 131_072 / GIB for size in (0, 4, 15.9)
+    )
+    assert 4 - 2 * (0.25 + 0.5) < some - none < 4
+    assert 14 - 2 * 0.75 < all_of_it - none < 14  # embedding and head stay
+    small = {"total_bytes": 26 * GIB, "free_bytes": 26 * GIB, **sizes}
+    assert resolved(on_gpu(**small)).device == "cuda"
+    tiny = on_gpu(**{**small, "total_bytes": 18 * GIB})
+    assert resolved(tiny).device == "cpu"
+    assert resolved(tiny, cpu_offload_gb=8).device == "cuda"
+    with pytest.raises(
+        InvalidConfig, match="no room for a cache .* more weights in the host's memory with cpu_offload"
+    ):
+        resolved(tiny, cpu_offload_gb=0.5)
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "error"),
+    [
+        (FACTS, {}, "cpu_offload_gb=4 keeps weights out of a GPU's memory, but device=cpu .*there is no GPU.*: leave"),
+        (on_gpu(), {"device": "cpu"}, "device=cpu .set by the user.: leave it out"),
+        (on_gpu(), {"cpu_offload_gb": 17}, "cpu_offload_gb=17 is over the 16.0 GiB of memory that are free: lower it"),
+        (on_gpu(), {"kv_offloading_size": 13}, "cpu_offload_gb=4 beside kv_offloading_size=13 is over the 16.0 GiB"),
+        (replace(on_gpu(), num_replicas=5), {}, "cpu_offload_gb=4 for each of 5 engines is over"),
+        (on_gpu(), {"cpu_offload_gb": -1}, "cpu_offload_gb=-1 is out of range"),
+    ],
+)
+def test_weights_that_cannot_be_offloaded(facts: Facts, options: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidConfig, match=error):
+        resolved(facts, **({"cpu_offload_gb": 4} | options))
+
+
 def test_steps_are_longer_where_nobody_waits_for_tokens() -> None:
     """Breaks when a small GPU's memory goes to longer steps, or the cache is sized without them."""
     offline, small = (
@@ -301,3 +338,36 @@ def test_trees_are_refused_on_a_gpu() -> None:
             with pytest.raises(InvalidConfig, match="tree=true cannot be used on a GPU.*leave tree out"):
                 resolved(on_gpu(), speculative_config=text, deterministic=deterministic)
     assert resolved(on_gpu(), speculative_config='{"tree": false}').speculative_config == '{"tree": false}'
+
+
+def test_a_drafting_model_takes_room_from_a_gpu_s_cache() -> None:
+    """Its weights, the target's features of every token of a step, and its logits."""
+    mtp = '{"method": "mtp"}'
+    facts = on_gpu(draft_bytes=2 * GIB, draft_step_bytes=50_000)
+    plain, other = (
+        resolved(on_gpu(), speculative_config='{"method": "ngram"}'),
+        resolved(facts, speculative_config=mtp),
+    )
+    assert other.device == "cuda" and other.speculative_config == mtp
+    lost = 2 * GIB + 8192 * 50_000 + 2 * 128_000 * DRAFT_LOGIT_ROWS
+    assert (plain.kv_cache_tokens - other.kv_cache_tokens) * 131_072 == pytest.approx(lost, rel=1e-3)
+    with pytest.raises(InvalidConfig, match="beside 16.0 GiB of weights and 110.0 GiB of the drafting model's"):
+        resolved(on_gpu(draft_bytes=110 * GIB), speculative_config=mtp, device="cuda")
+
+
+def test_rejection_sampling_is_refused_on_a_gpu() -> None:
+    text = '{"method": "draft_model", "model": "a", "verification": "rejection"}'
+    with pytest.raises(InvalidConfig, match="verification=rejection draws on the host and cannot be used on a GPU"):
+        resolved(on_gpu(), speculative_config=text)
+
+
+def test_auto_said_aloud_drafts_on_a_gpu() -> None:
+    """Breaks when `--speculative-config auto` silently means off there; left out, it does, with the reason."""
+    asked = EngineConfig.from_options(speculative_config="auto")
+    said = resolve(asked, on_gpu())
+    assert parse_speculation(said.speculative_config) == SpeculativeConfig()
+    left_out = resolved(on_gpu())
+    assert left_out.speculative_config == "off"
+    assert "drafts must be asked for" in why(left_out)["speculative_config"][1]
+    cannot = resolve(asked, replace(FACTS, no_drafts="a state cannot go back"))
+    assert why(cannot)["speculative_config"] == ("off", "a state cannot go back")

@@ -93,10 +93,7 @@ class Known:
     """A model, the answers its prompts get alone, and the tokens they get alone where nothing more is asked."""
 
     def __init__(self, name: str) -> None:
-        config, self.options = MODELS[name]
-        self.folder = Path(_FOLDERS.name) / name
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "config.json").write_text(json.dumps(config))
+        self.name = name
         self.llm = self.make()
         self.answers: list[Answer] = alone(self.llm, prompts(), params())
         self.tokens: list[list[int]] = []
@@ -105,15 +102,24 @@ class Known:
             self.tokens += tokens(self.llm, [i])
 
     def make(self, **options: Any) -> LLM:
-        usual: dict[str, Any] = {
-            "load_format": "dummy",
-            "deterministic": True,
-            "dtype": "bfloat16",
-            "max_model_len": 1024,
-            "max_num_seqs": 256,
-            "kv_cache_tokens": 80_000,
-        }
-        return engine(self.folder, **(usual | self.options | options))
+        return make_exact(self.name, **options)
+
+
+def make_exact(name: str, **options: Any) -> LLM:
+    """A deterministic engine of one of the models."""
+    config, own = MODELS[name]
+    folder = Path(_FOLDERS.name) / name
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    usual: dict[str, Any] = {
+        "load_format": "dummy",
+        "deterministic": True,
+        "dtype": "bfloat16",
+        "max_model_len": 1024,
+        "max_num_seqs": 256,
+        "kv_cache_tokens": 80_000,
+    }
+    return engine(folder, **(usual | own | options))
 
 
 _LAST: dict[str, Known] = {}

@@ -38,7 +38,7 @@ def a_captured_product_follows_any_routing(num_rows: int) -> Figures:
     return {}
 
 
-def _told(outputs: list[RequestOutput]) -> list[float]:
+def told(outputs: list[RequestOutput]) -> list[float]:
     return [
         ranked[token].logprob
         for output in outputs
@@ -59,7 +59,7 @@ def experts_in_fewer_bits(architecture: str, kind: str) -> Figures:
     one, given, found = made(architecture), prompts(1, 7, 90, 170), []
     for quantization in (None, kind):
         with engine(one.folder, dtype="bfloat16", quantization=quantization) as llm:
-            found.append(_told(ask(llm, given, max_tokens=4, prompt_logprobs=0)))
+            found.append(told(ask(llm, given, max_tokens=4, prompt_logprobs=0)))
     apart = sum(abs(a - b) for a, b in zip(*found)) / len(found[0])
     bound = BOUNDS[kind] * AMPLIFIED.get(architecture, 1.0)
     require(len(found[0]) > 200 and apart <= bound, f"{apart:.3g} apart in {len(found[0])} places")

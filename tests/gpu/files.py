@@ -1,4 +1,4 @@
-"""GGUF files on a GPU: widened to 16 or 32 bits at load."""
+"""GGUF files on a GPU with an explicit dtype, which widens them at load."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 
 from penstock import LLM, SamplingParams
 from tests.gpu.check import Figures, Skip, check, require
+from tests.gpu.draft_models import draft_always
 from tests.gpu.models import DEVICE
 from tests.llm.tiny import write_config
 
@@ -29,6 +30,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
     "int4": {"quantization": "int4"},
+    "offloaded": {"cpu_offload_gb": 1.0},
+    "with draft models": {},  # the model itself, for as many rows as it may
 }
 
 
@@ -57,6 +60,9 @@ def _row_params(number: int) -> SamplingParams:
     return SamplingParams(**given | extra)
 
 
+PLAIN = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=OUTPUT)
+
+
 @check([(what,) for what in OPTIONS])
 def no_load_runs_out_of_memory(what: str) -> Figures:
     """With no more than its share to be had from torch: full steps, all rows, cache and all row_params at once."""
@@ -70,6 +76,7 @@ def no_load_runs_out_of_memory(what: str) -> Figures:
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-memory-") as place:
             folder = write_config(Path(place), "Qwen3ForCausalLM", **SIZES)
+            drafts = what == "with draft models"
             with LLM(
                 folder,
                 load_format="dummy",
@@ -80,12 +87,17 @@ def no_load_runs_out_of_memory(what: str) -> Figures:
                 gpu_memory_utilization=SHARE,
                 max_num_seqs=256,
                 threads=2,
-                **OPTIONS[what],
+                **OPTIONS[what] | ({"speculative_config": {"model": folder}} if drafts else {}),
             ) as llm:
+                if drafts:
+                    draft_always(llm)
                 prompts = [
                     [(31 * number + 7 * at) % 150000 for at in range(LENGTH + number)] for number in range(NUM_PROMPTS)
                 ]
-                outputs = llm.generate(prompts, [_row_params(number) for number in range(NUM_PROMPTS)], use_tqdm=False)
+                params = [_row_params(number) for number in range(NUM_PROMPTS)]
+                if drafts:  # rows with penalties get none
+                    params[1::2] = [PLAIN] * len(params[1::2])
+                outputs = llm.generate(prompts, params, use_tqdm=False)
                 stats = llm.stats()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
-from penstock.api.applied import list_static
+from penstock.api.applied import describe_weights, list_static
 from penstock.config import EngineConfig, Facts, GpuFacts, resolve
+from penstock.models.files import open_checkpoint
 from penstock.text.ledger import DraftCounts, format_ledger
 from penstock.types import Applied, DraftCount, RequestOutput
 from tests.llm import tiny
+from tests.models.oracle import make, save
+from tests.quant import writers
+from tests.quant.test_folders import LIKE, METHODS
 from tests.same_tokens.roads import Always
 
 GIB = 1 << 30
+GPU = GpuFacts("a GPU", 80 * GIB, 80 * GIB, GIB, 1 << 16, 1000)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +76,7 @@ def test_a_stream_ends_with_it(llm: LLM) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_fast_kernels_of_a_gpu_are_not_exact(deterministic: bool) -> None:
-    gpu = GpuFacts("a GPU", 80 * GIB, 80 * GIB, GIB, 1 << 16, 1000)
-    facts = Facts(4096, 1024, 8 * GIB, 2, gpu=gpu)
+    facts = Facts(4096, 1024, 8 * GIB, 2, gpu=GPU)
     settings = resolve(EngineConfig(device="cuda", deterministic=deterministic), facts)
     *_, kernels = list_static(settings, "bfloat16", 0.0, True)
     assert kernels.exact is deterministic and kernels.value.endswith("deterministic" if deterministic else "fast")
@@ -92,6 +97,40 @@ def test_storage_is_named(options: dict[str, Any], packed: float, weights: str, 
     settings = resolve(EngineConfig(device="cpu", **options), Facts(4096, 1024, 8 * GIB, 2))
     found = {one.kind: one.value for one in list_static(settings, "Q4_1", packed, True)}
     assert found["weights"] == weights and ("activations" in found) is rounds
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "has_fp8", "weights"),
+    [
+        ("gptq 4 g32", {}, True, "gptq int4 g32 with float16 scales"),
+        ("gptq 4 g32", {"deterministic": True}, True, "gptq int4 g32 with float16 scales"),
+        ("gptq 4 g32", {"dtype": "float16"}, True, "gptq int4 g32 as float16"),
+        ("gptq 4 g32", {"quantization": "fp8"}, True, "gptq int4 g32 as fp8"),
+        ("nf4", {}, True, "bitsandbytes nf4 as bfloat16"),
+        ("fp8 block", {}, True, "fp8"),
+        ("fp8 block", {}, False, "fp8 as bfloat16"),
+        ("fp8 block", {"quantization": "fp8"}, True, "fp8"),
+        ("fp8 block", {"quantization": "int4"}, True, "fp8 as int4"),
+        ("hqq 8", {}, True, "hqq int8 g64 as bfloat16"),
+    ],
+)
+def test_a_gpu_says_what_it_made_of_a_folder(
+    method: str, options: dict[str, Any], has_fp8: bool, weights: str, tmp_path: Path
+) -> None:
+    plain = save(make("LlamaForCausalLM", LIKE), tmp_path / "plain")
+    writers.quantize_folder(plain, tmp_path / "quantized", METHODS[method])
+    settings = resolve(EngineConfig(device="cuda", **options), Facts(4096, 1024, 8 * GIB, 2, gpu=GPU))
+    named = describe_weights(open_checkpoint(tmp_path / "quantized"), settings, has_fp8)
+    found = {one.kind: one.value for one in list_static(settings, named, 1.0, True)}
+    assert found["weights"] == weights
+    if not options:
+        assert describe_weights(open_checkpoint(plain), settings) == "float32 as bfloat16"
+
+
+def test_rounded_levels_are_told_beside_other_kinds() -> None:
+    settings = resolve(EngineConfig(device="cpu"), Facts(4096, 1024, 8 * GIB, 2))
+    found = {one.kind: one.value for one in list_static(settings, "bitsandbytes nf4, int8", 1.0, True)}
+    assert found["weights"] == "bitsandbytes nf4, int8, levels rounded to 8 bits"
 
 
 def test_entries_of_several_prompts_are_joined() -> None:

@@ -14,6 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from penstock.models.spec import spec_from_config
+from penstock.runner.cuda.gpu import NO_ADAPTERS
+
 Pairs = dict[str, tuple[Tensor, Tensor]]  # module → a [r, in], b [out, r]
 REFUSED = ("positions", "wpe")
 OUTER = ("embed_in", "embed_out", "embed_tokens", "lm_head", "word_embeddings", "wte", "embeddings")
@@ -78,6 +81,29 @@ def write(folder: Path, model: nn.Module, pairs: Pairs, alpha: float = 16, **con
         **config,
     }
     (folder / "adapter_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def write_for_spec(folder: Path, described: dict[str, Any], rank: int = 8, seed: int = 0, size: float = 1.0) -> Path:
+    """Write an adapter of every linear that a GPU has room for."""
+    spec, generator = spec_from_config(described), torch.Generator().manual_seed(seed)
+    merges, names = spec.merges(), set()
+    tensors: dict[str, Tensor] = {}
+    for name, shape in spec.parameters().items():
+        linear = name.removesuffix(".weight")
+        if len(shape) != 2 or linear == name or NO_ADAPTERS.fullmatch(linear) or not name.startswith("layers."):
+            continue
+        parts = merges[linear].parts if linear in merges else ((linear.rpartition(".")[2], shape[0]),)
+        for part, rows in parts:
+            spelled = spec.names.spelling(f"{linear.rpartition('.')[0]}.{part}.weight").removesuffix(".weight")
+            names.add(spelled)
+            a = torch.randn(rank, shape[1], generator=generator) * shape[1] ** -0.5
+            b = torch.randn(rows, rank, generator=generator) * size * rank**-0.5
+            tensors |= {f"base_model.model.{spelled}.lora_A.weight": a, f"base_model.model.{spelled}.lora_B.weight": b}
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank // 2, "target_modules": sorted(names)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 

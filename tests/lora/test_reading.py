@@ -7,7 +7,6 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from penstock.errors import InvalidModel
 from penstock.models.lora import Adapter, read_adapter
 from penstock.models.lora.locator import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
-from penstock.ops import LoraWeights, LowRank
+from penstock.ops import LowRank
 from penstock.ops.matmul.linear import unpack_panels
+from penstock.passes.lora_table import LoraTable
 from penstock.runner.loras import LoraBank, settle
 from penstock.types import LoraUse
 from penstock.types.lora import MAX_SCALE
@@ -151,10 +151,12 @@ def test_any_factor_times_any_scale_is_a_float32() -> None:
     assert torch.finfo(torch.float32).max > MAX_FACTOR * MAX_SCALE
 
 
-def test_a_slot_that_could_not_be_filled_is_empty() -> None:
+def test_a_slot_that_could_not_be_filled_is_empty(spec: ModelSpec) -> None:
     """What it had before comes back whole, and no request finds a part of the other."""
-    table: dict[str, LoraWeights] = {name: LoraWeights(16, 1) for name in ("one", "two")}
-    bank = LoraBank(SimpleNamespace(num_slots=1, items=table.items, values=table.values), 4)  # type: ignore[arg-type]
+    table = LoraTable(spec, 1)
+    for name in ("one", "two"):
+        table.make(name, 16, 8)
+    bank = LoraBank(table, 4)
     part = LowRank.pack(torch.ones(2, 8), torch.ones(16, 2))
     bank._adapters = {
         1: Adapter({"one": [part], "two": [part]}, 2),

@@ -38,7 +38,7 @@ def test_an_adapter_in_use_is_freed_when_its_last_request_ends() -> None:
         unloading = asyncio.ensure_future(registry.unload("a"))
         await asyncio.sleep(0.01)
         assert registry.get("a") is None and not unloading.done()
-        assert registry.list_messages() == [LoadLora(1, "/a", "f")], "the next engine must know it"
+        assert registry.list_messages() == [LoadLora(1, "/a", "f", 8)], "the next engine must know it"
         await registry.load("a", "/b")  # another, under the same name
         assert [use.number for use in registry.resolve("a")] == [2]
         registry.release(held[0])
@@ -46,7 +46,7 @@ def test_an_adapter_in_use_is_freed_when_its_last_request_ends() -> None:
         assert not unloading.done() and DropLora(1) not in engine.told
         registry.release(held[1])
         await unloading
-        assert engine.told[-1] == DropLora(1) and registry.list_messages() == [LoadLora(2, "/b", "f")]
+        assert engine.told[-1] == DropLora(1) and registry.list_messages() == [LoadLora(2, "/b", "f", 8)]
 
     asyncio.run(run())
 

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from penstock.models.files.checkpoint import Span
+
 
 class Stored:
     format: Literal["safetensors", "gguf"] = "safetensors"
@@ -38,6 +40,9 @@ class Stored:
 
     def is_packed(self, name: str) -> bool:
         return False
+
+    def list_spans(self) -> dict[str, Span]:
+        return {}
 
     def tokenizer_source(self) -> Path:
         return self.path

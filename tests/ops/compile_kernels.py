@@ -19,6 +19,7 @@ from penstock.ops.attention.attention import Shared, Work
 from penstock.ops.attention.cache import FP8
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.int_product import empty_ints
+from penstock.ops.matmul.lora_stacks import LoraArea
 from penstock.ops.matmul.product import is_skinny
 from penstock.ops.sampling.extras import make_extras
 from penstock.ops.sampling.row_params import make_row_params
@@ -72,7 +73,9 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
         yield "sample", sampled | {"extras": make_extras(3, 9000, 512)}
     yield from (("int_product", with_epilogue(example)) for example in _int_products())
     yield from (("product", with_epilogue(example)) for example in _few_rows())
-    yield from _grouped_products(has_fp8, exact=False)
+    if has_fp8:
+        yield from (("fp8_group_product", with_epilogue(example)) for example in _fp8_groups())
+    yield from _grouped_products(has_fp8)
     yield from _latents()
     yield from _loras()
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
@@ -140,7 +143,22 @@ def _int_products() -> Iterator[dict[str, Any]]:
         yield {"x": x, "words": words, "scales": scales, "num_out": 4096}
 
 
-def _grouped_products(has_fp8: bool, exact: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _fp8_groups() -> Iterator[dict[str, Any]]:
+    """One row, tiles of each number of rows, and more rows than any has; blocks of 128 × 128 and narrower groups."""
+    for num_rows in (1, *INT_TILE_ROWS, 600):
+        for group in (128, 32):
+            x = torch.zeros(num_rows, 1024, dtype=torch.bfloat16)
+            yield {
+                "x": x,
+                "weight": torch.zeros(2048, 1024).to(torch.float8_e4m3fn),
+                "scale": torch.ones(1024 // group, 2048),
+                "group": group,
+                "activation": "silu",
+                "gated": group == 128,
+            }
+
+
+def _grouped_products(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """One program for each pair, and tiles of each number of rows."""
     for num_tokens, gated in ((1, True), (1, False), (40, True), (100, False), (260, True), (600, True)):
         x = torch.zeros(num_tokens, 512, dtype=torch.bfloat16)
@@ -151,11 +169,12 @@ def _grouped_products(has_fp8: bool, exact: bool) -> Iterator[tuple[str, dict[st
         yield "grouped_product", {"x": x, "weight": weight, **call}
         if has_fp8:
             scale = torch.zeros(8 * 256)
-            yield "grouped_fp8_product", {"x": x, "codes": weight.to(torch.float8_e4m3fn), "scale": scale, **call}
-        if not exact:
-            for bits in (8, 4):
-                words, scales = empty_ints(bits, 8 * 256, 512)
-                yield "grouped_int_product", {"x": x, "words": words, "scales": scales, **call}
+            codes, scales = weight.to(torch.float8_e4m3fn), torch.zeros(4, 8 * 256)
+            yield "grouped_fp8_product", {"x": x, "codes": codes, "scale": scale, **call}
+            yield "grouped_fp8_group_product", {"x": x, "codes": codes, "scale": scales, "group": 128, **call}
+        for bits in (8, 4):
+            words, scales = empty_ints(bits, 8 * 256, 512)
+            yield "grouped_int_product", {"x": x, "words": words, "scales": scales, **call}
 
 
 def _latents() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -173,7 +192,8 @@ def _latents() -> Iterator[tuple[str, dict[str, Any]]]:
 def _loras() -> Iterator[tuple[str, dict[str, Any]]]:
     for num_rows in (1, 300):
         x = torch.zeros(num_rows, 2048, dtype=torch.bfloat16)
-        weights = LoraStacks(8, 16, (512, 2048), (256, 128, 128), x.dtype, torch.device("cpu"))
+        weights = LoraStacks(16, (512, 2048), (256, 128, 128))
+        LoraArea({"": weights}, 8, x.dtype, torch.device("cpu"))
         rows = AdapterRows(torch.zeros(num_rows, dtype=torch.int32))
         yield (
             "add_lora_stacks",
@@ -194,7 +214,13 @@ def _few_rows() -> Iterator[dict[str, Any]]:
 
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of few rows and of many, KV splits side by side and one after the other."""
-    yield from _grouped_products(has_fp8, exact=True)
+    yield from _grouped_products(has_fp8)
+    yield from (("int_product", with_epilogue(example)) for example in _int_products())
+    words, scales = empty_ints(4, 4096, 4096)
+    x = torch.zeros(300, 4096, dtype=torch.bfloat16)
+    yield "int_product", {"x": x, "words": words, "scales": scales, "num_out": 4096}
+    if has_fp8:
+        yield from (("fp8_group_product", with_epilogue(example)) for example in _fp8_groups())
     yield from _latents()
     yield from _loras()
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):

@@ -25,6 +25,7 @@ KERNELS = (
     "_exact_attention",
     "_exact_latents",
     "_expand",
+    "_finish",
     "_fused_decode",
     "_gemv",
     "_grouped_gemm",
@@ -32,14 +33,16 @@ KERNELS = (
     "_grouped_int_gemm",
     "_head_product",
     "_int_epilogue",
+    "_int_dots",
     "_int_gemm",
-    "_int_gemv",
+    "run_int_gemv",
     "_latent_attention",
     "_latent_write",
     "_layer_norm",
     "_pooling",
     "_prefill",
     "_qkv_write",
+    "_quantize_inputs",
     "_reduce_logprobs",
     "_reduce_tiles",
     "_report",
@@ -57,8 +60,15 @@ KERNELS = (
     "merge_in_order",
     "merge_splits",
 )
-FP8_KERNELS = ("_fp8_epilogue", "_quantize_rows")  # not for Ampere
-HOPPER_KERNELS = ("_finish", "_prefill_hopper")
+FP8_KERNELS = (  # not for Ampere
+    "_fp8_epilogue",
+    "_group_gemm",
+    "_group_gemv",
+    "_grouped_group_gemm",
+    "_quantize_rows",
+    "_widen_groups",
+)
+HOPPER_KERNELS = ("_prefill_hopper",)
 SAMPLER_KERNELS = (  # of rare samplers, compiled with all variants
     "apply_dry",
     "apply_top_n_sigma",

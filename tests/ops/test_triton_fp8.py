@@ -21,11 +21,12 @@ from penstock.ops.attention.cache_write import cache_write  # noqa: E402
 from penstock.ops.attention.qkv_write import qkv_write  # noqa: E402
 from penstock.ops.matmul.epilogue import Epilogue  # noqa: E402
 from penstock.ops.matmul.fp8_mlp import fp8_mlp  # noqa: E402
-from penstock.ops.matmul.fp8_product import fp8_product, quantize_fp8  # noqa: E402
+from penstock.ops.matmul.fp8_product import fp8_group_product, fp8_product, quantize_fp8  # noqa: E402
 from penstock.ops.triton.matmul.fp8_product import CODE_SCALE, apply_fp8_epilogue, quantize_gated, quantize_rows  # noqa: E402
 from tests.ops.examples import integers, normal, permutation  # noqa: E402
 from tests.ops.examples.attention import cache_pool, paged  # noqa: E402
 from tests.ops.examples.case import move, with_epilogue  # noqa: E402
+from tests.ops.examples.matmul import fp8_groups  # noqa: E402
 
 if ON_GPU and torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("the GPU has no 8-bit floats", allow_module_level=True)
@@ -270,3 +271,42 @@ def test_the_reference_writes_what_it_reads() -> None:
         for pool in (caches, expected)
     ]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("group", [128, 32, 96])
+@pytest.mark.parametrize("gated", [True, False])
+def test_one_row_by_weights_in_groups(gated: bool, group: int) -> None:
+    """Inputs in several parts, the last of them short; groups that are no power of two take another kernel."""
+    codes, scale = fp8_groups(1, 32, 4224, group)
+    given = with_epilogue(
+        {
+            "x": normal(2, 1, 4224, dtype=torch.float16),
+            "weight": codes,
+            "scale": scale,
+            "group": group,
+            "bias": normal(3, 32),
+            "residual": None if gated else normal(4, 1, 32, dtype=torch.float16),
+            "activation": "silu" if gated else None,
+            "gated": gated,
+            "norm": normal(5, 4224),
+            "eps": 1e-5,
+        }
+    )
+    expected = fp8_group_product.reference(**given)
+    found = fp8_group_product.bodies["cuda"].function(**on_device(given))
+    torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [3, 70, 140, 520])
+def test_rows_by_weights_in_groups(num_rows: int) -> None:
+    """A tile in splits, one of more rows, two, and a widened matrix."""
+    codes, scale = fp8_groups(1, 80, 1072, 64)
+    given: dict[str, Any] = {
+        "x": normal(2, num_rows, 1072, dtype=torch.float16),
+        "weight": codes,
+        "scale": scale,
+        "group": 64,
+    }
+    expected = fp8_group_product.reference(**given)
+    found = fp8_group_product.bodies["cuda"].function(**on_device(given))
+    torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=4e-3, atol=4e-3)

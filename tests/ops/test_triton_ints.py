@@ -13,6 +13,8 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
+from penstock.ops.experts.grouped_product import grouped_int_product  # noqa: E402
+from penstock.ops.matmul.epilogue import Epilogue  # noqa: E402
 from penstock.ops.matmul.int_product import (  # noqa: E402
     dequantize_ints,  # noqa: E402
     int_product,
@@ -22,7 +24,8 @@ from penstock.ops.matmul.int_product import (  # noqa: E402
 )
 from penstock.ops.matmul.int_rows import int_rows  # noqa: E402
 from penstock.ops.triton import tuning  # noqa: E402
-from penstock.ops.triton.matmul import int_gemv  # noqa: E402
+from penstock.ops.triton.experts import grouped_ints  # noqa: E402
+from penstock.ops.triton.matmul import int_dot, int_gemv  # noqa: E402
 from penstock.ops.triton.matmul import int_product as bodies  # noqa: E402
 from penstock.ops.triton.matmul.int_rows import dequantize  # noqa: E402
 from penstock.ops.triton.tuning import INT_TILE_ROWS, MAX_INT_TILE_ROWS  # noqa: E402
@@ -112,15 +115,57 @@ def test_tiles_of_many_outputs(
     assert {shape[0] for shape in taken} == {outputs} and len(taken) == 2
 
 
-@BITS
-def test_one_row_of_a_large_weight(bits: int, taken: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its norm is made before; 4 bits go to the tensor cores."""
-    for module in (bodies, tuning):
-        monkeypatch.setattr(module, "MIN_LARGE_WEIGHT", 1)
-    product_of(bits, 1, 192, 24, HALF, normed=True, gated=True, activation="silu", bias=True)
-    product_of(bits, 1, 96, 9, HALF, residual=True)
-    product_of(bits, 1, 64, 5, torch.float32, normed=True)
-    assert len(taken) == (2 if bits == 4 else 0)
+@pytest.fixture(params=[(False, 1), (True, 2), (False, 8)])
+def dotted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One row by integer dot products whatever the weight, in each shape of a program; lists those that were asked."""
+    two, pairs = request.param
+    asked: list[bool] = []
+
+    def find_shape(num_out: int, num_pairs: int, bits: int, is_gated: bool) -> tuning.DotShape:
+        asked.append(is_gated)
+        return tuning.DotShape(two or is_gated, pairs, 4)
+
+    monkeypatch.setattr(bodies, "MAX_INT_GEMV_VALUES", 0)
+    monkeypatch.setattr(int_dot, "int_dot_shape", find_shape)
+    return asked
+
+
+@pytest.mark.parametrize(("bits", "sets"), [(8, None), (4, None), (8, 2), (8, 4), (4, 4)])
+def test_one_row_of_a_large_weight(bits: int, sets: int | None, dotted: list[bool]) -> None:
+    """Panels that are not full, an odd number of them, inputs that fill no group, gates and ups in one panel."""
+    product_of(bits, 1, 192, 48, HALF, normed=True, gated=True, activation="silu", bias=True, sets=sets)
+    product_of(bits, 1, 192, 24, HALF, normed=True, gated=True, activation="silu", residual=True, sets=sets)
+    product_of(bits, 1, 330, 9, HALF, residual=True, bias=True, sets=sets)
+    product_of(bits, 1, 64, 5, torch.float32, normed=True, sets=sets)
+    assert dotted == [True, False, False]  # float32 keeps its digits
+
+
+def test_inputs_without_size(dotted: list[bool]) -> None:
+    """Zeros have no scale, NaN and infinity stay what they are, and large inputs take no bits from others."""
+    words, scales = int_weight(4, 4, 16, 96)
+    x = torch.zeros(1, 96, dtype=HALF, device=DEVICE)
+    words, scales = words.to(DEVICE), scales.to(DEVICE)
+    multiply = int_product.bodies["cuda"].function
+    assert not multiply(x, words, scales, 16).any()
+    x[0, :32], x[0, 32:] = 2e4, torch.linspace(-1, 1, 64, device=DEVICE)
+    x[0, :31] = 0.0
+    expected = int_product.reference(x.cpu(), words.cpu(), scales.cpu(), 16)
+    torch.testing.assert_close(multiply(x, words, scales, 16).cpu(), expected, rtol=1e-2, atol=1e-3)
+    for wrong in (float("nan"), float("inf")):
+        x[0, 40] = wrong
+        assert not multiply(x, words, scales, 16).isfinite().any()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_shapes_of_dot_products(bits: int) -> None:
+    asked = [(28672, 64, False), (14336, 64, True), (6144, 64, False), (4096, 224, False), (4096, 3, False)]
+    assert [tuning.int_dot_shape(out, pairs, bits, gated)[:2] for out, pairs, gated in asked] == [
+        (True, 8),
+        (True, 8),
+        (bits == 8, 16),
+        (True, 32),
+        (True, 4),
+    ]
 
 
 @BITS
@@ -148,7 +193,7 @@ def test_few_rows_with_all_around_them(bits: int, width: int) -> None:
 
 def test_one_part_alone_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "nearest_power_of_2", lambda ratio: 1)
-    monkeypatch.setattr(bodies, "_finish", None)
+    monkeypatch.setattr(bodies, "finish_splits", None)
     product_of(4, 5, 512, 72, HALF)
 
 
@@ -312,3 +357,21 @@ def test_scales_lie_as_codes_do() -> None:
     assert packed.shape == (2, 2, 8, 2) and packed[1, 0, 1].tolist() == [27, 28] and packed[1, 1, 1].tolist() == [29, 0]
     both = pack_scales(torch.stack([plain, -plain], -1))
     assert both.shape == (2, 2, 2, 8, 2) and both[1, 0, 1, 1].tolist() == [28, -28] and not both[1, 1, 1].any()
+
+
+@pytest.mark.parametrize(("bits", "sets"), [(8, 0), (4, 2), (8, 2), (4, 4)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_few_rows_of_experts_are_not_sorted(bits: int, sets: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program for each pair, which reads its own matrix; a pair of none is 0."""
+    words, scales = int_weight(bits, bits, 12 * 24, 200, sets or None)
+    x = normal(1, 2, 200, dtype=HALF)
+    ids = torch.tensor([[3, 11], [-1, 0]], dtype=torch.int32)
+    epilogue = Epilogue(normal(2, 12 * 24), "silu" if gated else None, gated)
+    expected = grouped_int_product.reference(x, words, scales, ids, 12, epilogue)
+    monkeypatch.setattr(grouped_ints, "sort_pairs", None)
+    for limit in (tuning.MAX_GATED_GEMV_WIDTH, 100):  # gates and ups at once, and one after the other
+        monkeypatch.setattr(grouped_ints, "MAX_GATED_GEMV_WIDTH", limit)
+        given = [move(value, DEVICE) for value in (x, words, scales, ids, 12, epilogue)]
+        found = grouped_int_product.bodies["cuda"].function(*given)
+        torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=4e-3, atol=4e-3)
+    assert not found[1, 0].any() and found[1, 1].any()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock import SamplingParams
@@ -57,6 +58,31 @@ def test_lost_rank_that_shares_layers(talker: str, number: int) -> None:
 def test_lost_rank_loses_no_token(staged: RunningServer, undisturbed: list[Said], number: int) -> None:
     """A stopped rank sends no heartbeat, and the engine that waits for it ends."""
     lose_rank(staged, undisturbed, number)
+
+
+@pytest.mark.slow
+def test_lost_rank_of_a_replica_is_another_replicas_work(talker: str, undisturbed: list[Said]) -> None:
+    """Two replicas of two tensor-parallel ranks: streams go on on the other, and the lost one comes back whole."""
+    with RunningServer(talker, *OPTIONS, "-dp", "2", "-tp", "2") as server:
+        replicas = httpx.get(f"{server.url}/info").json()["models"][0]["replicas"]
+        pids = [one["pid"] for one in replicas]
+        ranks = {pid: ranks_of(pid) for pid in pids}
+        assert all(len(found) == 1 for found in ranks.values())
+
+        async def end(counts: list[int]) -> None:
+            while not sum(counts):
+                await asyncio.sleep(0.001)
+            os.kill(ranks[pids[1]][0], signal.SIGKILL)
+
+        assert results(asyncio.run(run_all(server.url, chats(NUM, NUM_TOKENS), end))) == results(undisturbed)
+        assert wait_gone([*ranks[pids[1]], pids[1]])
+        deadline = time.monotonic() + START_S
+        while httpx.get(f"{server.url}/health/ready").json().get("replicas_ready") != 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        again = [one["pid"] for one in httpx.get(f"{server.url}/info").json()["models"][0]["replicas"]]
+        assert again[0] == pids[0] and again[1] != pids[1]
+        assert all(len(ranks_of(pid)) == 1 for pid in again)
 
 
 def lose_rank(server: RunningServer, undisturbed: list[Said], number: int) -> None:

@@ -8,7 +8,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.errors import InvalidConfig
@@ -136,16 +138,19 @@ def test_secrets_are_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "theirs, message",
+    "changed, message",
     [
-        (Identity("2", "digest", {"dtype": "auto"}, "avx2"), "rank 3 has version '2', but rank 0 has '1'"),
-        (Identity("1", "other", {"dtype": "auto"}, "avx2"), "model 'other', but rank 0 has 'digest': .*copy"),
-        (Identity("1", "digest", {"dtype": "float32"}, "avx2"), "dtype='float32', but rank 0 has 'auto'"),
-        (Identity("1", "digest", {"dtype": "auto"}, "generic"), "'generic', but rank 0 has 'avx2': .*PENSTOCK_CPU"),
+        ({"version": "2"}, "rank 3 has version '2', but rank 0 has '1'"),
+        ({"config": {"rope_theta": 5.0}}, "rank 3 has another config: rope_theta=5.0, but rank 0 has 1.0: copy"),
+        ({"config": {"rope_theta": 1.0, "new": 2}}, "another config: new=2, but rank 0 has None"),
+        ({"weights": {"a": "1", "b": "3"}}, "other weights: 1 of 2 tensors differ, the first is b='3', .* has '2'"),
+        ({"weights": {}}, "other weights: 2 of 2 tensors differ, the first is a=None"),
+        ({"options": {"dtype": "float32"}}, "rank 3 has dtype='float32', but rank 0 has 'auto'"),
+        ({"cpu_path": "generic"}, "'generic', but rank 0 has 'avx2': .*PENSTOCK_CPU"),
     ],
 )
-def test_ranks_are_compared(theirs: Identity, message: str) -> None:
-    own = Identity("1", "digest", {"dtype": "auto"}, "avx2")
+def test_ranks_are_compared(changed: dict[str, Any], message: str) -> None:
+    own = Identity("1", {"rope_theta": 1.0}, {"a": "1", "b": "2"}, {"dtype": "auto"}, "avx2")
     require_equal(3, own, own)
     with pytest.raises(InvalidConfig, match=message):
-        require_equal(3, own, theirs)
+        require_equal(3, own, msgspec.structs.replace(own, **changed))

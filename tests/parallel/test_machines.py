@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from tests.files.convert import tiny_model
 from tests.hardening.pem import write_pem
 from tests.parallel.processes import ranks_of, wait_gone
 from tests.parallel.test_faults import results
@@ -82,6 +84,30 @@ def test_wrong_secret_and_other_options(talker: str) -> None:
         assert first.wait(60) == 1
         assert first.stderr is not None
         assert "rank 1 has kv_cache_dtype='float32', but rank 0 has 'auto'" in first.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_fine_tune_on_the_other_machine_is_refused(tmp_path: Path) -> None:
+    """Same config, same headers: both commands end with a line that names a tensor."""
+    folders = [str(tmp_path / name) for name in ("base", "tuned")]
+    for seed, folder in enumerate(folders):
+        tiny_model("llama").save_pretrained(folder)
+        if seed:
+            tensors = load_file(f"{folder}/model.safetensors")
+            tensors["model.norm.weight"] += 0.01
+            save_file(tensors, f"{folder}/model.safetensors", {"format": "pt"})
+    port = str(free_port())
+    options = ("-pp", "2", "--nnodes", "2", "--master-port", port, "--threads", "1", "--skip-tokenizer-init")
+    secret = "0123456789abcdef"
+    with (
+        machine(folders[0], *options, "--port", "0", PENSTOCK_DISTRIBUTED_SECRET=secret) as first,
+        machine(folders[1], *options, "--node-rank", "1", PENSTOCK_DISTRIBUTED_SECRET=secret) as other,
+    ):
+        assert (other.wait(60), first.wait(60)) == (1, 1)
+        for each in (first, other):
+            assert each.stderr is not None
+            assert "rank 1 has other weights: 1 of " in (said := each.stderr.read()), said
+            assert "the first is model.norm.weight='float32" in said
 
 
 def test_secret_is_required(talker: str) -> None:

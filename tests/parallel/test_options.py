@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.api.ranks.ranks import make_tasks
 from penstock.config import EngineConfig, Facts, resolve
 from penstock.errors import InvalidConfig
 from penstock.models.spec import FAMILIES, spec_from_config
+from penstock.ops import cpu
 from penstock.passes.stages import cut_stages
 from penstock.runner.ranks.layout import RankLayout
 from tests.parallel.processes import ranks_of
@@ -50,6 +53,17 @@ def test_threads_are_shared() -> None:
     assert resolve(EngineConfig(pipeline_parallel_size=2, nnodes=2), FACTS).threads == 8
 
 
+def test_replicas_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's threads and those of its other ranks, over all replicas, are no more than the cores."""
+    monkeypatch.setattr(cpu, "available_cores", lambda: 8)
+    config = EngineConfig(tensor_parallel_size=2)
+    for num_replicas, threads in ((1, 4), (2, 2), (4, 1), (8, 1)):
+        facts = replace(FACTS, num_replicas=num_replicas)
+        assert resolve(config, facts).threads == threads
+        (task,) = make_tasks(config, "model", 0, ("127.0.0.1", 1), None, num_replicas)
+        assert task.threads == threads
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -76,6 +90,16 @@ def test_stages_are_balanced() -> None:
         assert [layer for stage in stages for layer in stage] == list(range(12))
         assert all(len(stages[-1]) <= len(stage) for stage in stages)  # it has the head, too
         assert max(map(len, stages)) - min(map(len, stages[:-1])) <= 1
+
+
+def test_stages_of_experts_are_balanced_by_those_chosen() -> None:
+    """A layer of many experts is large, but a token goes through few: it weighs about as much as a dense one."""
+    like, names = FAMILIES["MixtralForCausalLM"].like[0], ["MixtralForCausalLM"]
+    sizes = {"num_local_experts": 64, "num_experts_per_tok": 1, "num_hidden_layers": 2, "tie_word_embeddings": True}
+    mixture = spec_from_config({**like, **sizes, "architectures": names, "vocab_size": 8})
+    dense = spec_from_config({**FAMILIES["LlamaForCausalLM"].like[0], "architectures": ["LlamaForCausalLM"]})
+    layers = (*mixture.layers, *dense.layers[:1] * 6)
+    assert [len(stage) for stage in cut_stages(replace(mixture, layers=layers), 2)] in ([3, 5], [4, 4])
 
 
 def test_places_of_ranks() -> None:

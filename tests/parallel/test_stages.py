@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from penstock.engine.plan import Output, Plan
 from penstock.errors import PenstockError
 from tests.lora.conftest import Lab
 from tests.lora.conftest import lab as lab
+from tests.parallel.processes import ranks_of
 from tests.parallel.roads import alone, answers, params, prompts
 from tests.same_tokens.roads import always, chunked, displaced, tiny_llm, tiny_model, together
 
@@ -105,6 +108,20 @@ def test_tensor_parallel_stages(model: str, single: LLM) -> None:
         assert answers(llm) == expected
         executor: Any = llm.service.engine.executor
         assert executor.runner.tapes.num_replayed > 0  # with the collectives in it
+
+
+@pytest.mark.slow
+def test_four_tensor_ranks(tmp_path: Path) -> None:
+    """Four heads over four ranks, which share two key heads."""
+    model = tiny_model(tmp_path, LLAMA)
+    config = Path(model, "config.json")
+    read = json.loads(config.read_text()) | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config.write_text(json.dumps(read))
+    expected = alone(model, threads=1)
+    with tiny_llm(model, tensor_parallel_size=4, threads=1) as llm:
+        assert len(ranks_of(os.getpid())) == 3
+        assert answers(llm) == expected
+        assert answers(llm) == expected
 
 
 @pytest.mark.slow

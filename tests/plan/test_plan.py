@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from penstock.cli import main
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
 from penstock.hub import resolve_model
+from penstock.models.experts import Experts
 from penstock.models.files import open_checkpoint
-from penstock.models.spec import FAMILIES
+from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.passes.load import load_lowered
 from penstock.passes.outline import weight_bytes
 
@@ -64,6 +66,29 @@ def test_bytes_on_an_h200(case: dict[str, Any]) -> None:
     per_position = Memories.of(found.fit.spec, found.fit.settings.kv_cache_dtype).read_bytes(1)
     moved = case["steps"] * (matrices.layer_bytes + matrices.head_bytes) + counted["read_positions"] * per_position
     assert moved / 1e9 == pytest.approx(counted["moved_gb"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "all_gb", "one_gb", "many_gb", "values"),
+    [("qwen3-30b-a3b", 59.8, 5.46, 52.5, 2.73e9), ("deepseek-v2-lite", 30.6, 4.48, 29.3, 2.24e9)],
+)
+def test_bytes_of_experts(name: str, all_gb: float, one_gb: float, many_gb: float, values: float) -> None:
+    """All layers' bytes, those that 1 and 32 tokens meet, and what a token is multiplied with: as in decision 0050."""
+    subject, config = Subject(SHAPES[name], None), EngineConfig(max_model_len=4096)
+    found = make_plan(subject, config, find_gpu("H200"), Wish(1, 128, 256), is_timed=False)
+    matrices = Matrices.of(found.fit.model)
+    counted = [matrices.layer_bytes, matrices.touched_bytes(1), matrices.touched_bytes(32)]
+    assert [count / 1e9 for count in counted] == pytest.approx([all_gb, one_gb, many_gb], rel=0.005)
+    assert matrices.used_values() == pytest.approx(values, rel=0.005)
+    rope = 0.03e9  # tables, and the embedding beside the head
+    assert found.fit.memory.weights - matrices.layer_bytes - 2 * matrices.head_bytes < rope
+    assert found.speed is not None and found.speed.bound["reading weights"] > 0.5
+
+
+def test_bytes_of_quantized_experts() -> None:
+    subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=4096, quantization="int4")
+    matrices = Matrices.of(make_plan(subject, config, find_gpu("H200"), Wish(1), is_timed=False).fit.model)
+    assert matrices.touched_bytes(1) / matrices.used_values() == pytest.approx(matrices.layer_bytes / 29.9e9, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +153,45 @@ def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], wish: W
         changed: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value}
         config = replace(config, **changed)
     assert make_plan(subject, config, device, wish, is_timed=False).fit.memory.fits
+
+
+@pytest.mark.parametrize(("tokens", "gigabytes"), [(1, 6.0), (1000, 60.0)])
+def test_experts_are_read_as_they_are_chosen(tokens: int, gigabytes: float) -> None:
+    """Of 30 billion parameters 3 are multiplied by one token, and all are read by many. Breaks when stacks of experts
+    are no matrices, or are all read."""
+    model = find_fit(Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(), find_gpu("H200"), 256, 1).model
+    found = Matrices.of(model)
+    read = found.touched_bytes(tokens) + found.head_bytes
+    assert read / 1e9 == pytest.approx(gigabytes, rel=0.15)
+
+
+def test_weights_in_host_memory_are_forecast() -> None:
+    """A step of one row waits for the copies; experts few rows read in place, and more of them by the step."""
+    wish, device = Wish(1, 128, 128), find_gpu("RTX-4090")
+    found = make_plan(*llama(cpu_offload_gb=8), device, wish, is_timed=False)
+    plain = make_plan(*llama(), device, wish, is_timed=False)
+    assert found.fit.memory.host == 8 << 30 and plain.fit.memory.host == 0
+    assert 0 < plain.fit.memory.weights - found.fit.memory.weights < 8 << 30
+    assert found.fit.memory.max_cache_tokens > plain.fit.memory.max_cache_tokens
+    assert found.speed is not None and found.speed.tpot_s == pytest.approx((8 << 30) / 25e9)
+    experts = Subject(SHAPES["qwen3-30b-a3b"], None)
+    one, many = (
+        make_plan(
+            experts, EngineConfig(cpu_offload_gb=32), find_gpu("H200"), Wish(rows, 128, 128), is_timed=False
+        ).speed
+        for rows in (1, 64)
+    )
+    assert one is not None and many is not None
+    assert many.tpot_s == pytest.approx((32 << 30) / 55e9) and one.tpot_s == pytest.approx(many.tpot_s / 16, rel=0.1)
+
+
+def test_host_memory_is_the_last_advice_for_a_gpu() -> None:
+    subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=2048, quantization="int8")
+    device = find_gpu("L4")
+    change = make_plan(subject, config, device, Wish(1), is_timed=False).change
+    assert change is not None and change.flags.startswith("--cpu-offload-gb ")
+    size = float(change.flags.split()[1])
+    assert make_plan(subject, replace(config, cpu_offload_gb=size), device, Wish(1), is_timed=False).fit.memory.fits
 
 
 def test_a_slower_device_is_slower() -> None:
@@ -224,3 +288,35 @@ def test_steps_are_timed_here(capsys: pytest.CaptureFixture[str], tmp_path: Path
     facts = json.loads(capsys.readouterr().out)
     assert facts["device"] == "this CPU" and facts["speed"]["output_tokens_per_s"] > 0
     assert isinstance(here(False), Device)
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
+def test_experts_count_by_those_chosen(architecture: str) -> None:
+    """What balances stages: a token's share of a layer's experts."""
+    spec = spec_from_config({**FAMILIES[architecture].like[0], "architectures": [architecture]})
+    for ffn in (layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)):
+        shapes = ffn.parameters()
+        values = sum(prod(shape) for name, shape in shapes.items() if name.startswith("experts."))
+        assert 0 < ffn.count_idle() == pytest.approx(values * (1 - ffn.routing.num_chosen / ffn.num_experts))
+
+
+def test_replicas_share_memory_and_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*flags: str) -> dict[str, Any]:
+        assert main(["plan", "smollm2", "--json", "--context", "1024", "--concurrency", "8", *flags]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    one, two = plan("--memory", "8G"), plan("--memory", "8G", "-dp", "2")
+    assert "replicas" not in one
+    assert two["replicas"] == {"count": 2, "on_a_device": 2, "memory_bytes": 2 * two["memory_bytes"]["total"]}
+    assert two["memory_bytes"]["limit"] == one["memory_bytes"]["limit"] // 2
+    assert two["load"]["concurrency"] == 4 and "speed" not in two
+    apart = plan("--gpu", "L4", "-dp", "2")
+    alone = plan("--gpu", "L4", "--concurrency", "4")
+    assert apart.pop("replicas")["on_a_device"] == 1 and apart == alone, "each has a GPU and half of the requests"
+
+
+def test_replicas_that_do_not_fit_say_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smollm2", "--memory", "1G", "--context", "1024", "-dp", "4", "--concurrency", "4"]) == 1
+    said = capsys.readouterr().out
+    assert "4 share the device's memory" in said

@@ -16,10 +16,11 @@ from penstock.ops import FORMATS, PackedWeight
 from penstock.ops.matmul.int_product import bits_of, dequantize_ints, sets_of
 from penstock.quant import recoded
 from penstock.quant.coded import Coded
+from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.ints import Ints
 from penstock.quant.packed import pack
 from penstock.quant.permuted import Permuted
-from penstock.quant.recoded import packed_bytes, recode, recode_matrices
+from penstock.quant.recoded import Codes, recode, recode_matrices
 from tests.models import oracle
 from tests.ops.check import same_bits
 from tests.ops.examples.matmul import packed_weight
@@ -31,13 +32,14 @@ from tests.quant.test_packed import stored_blocks
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")
 LAYOUTS = {  # bits and sets
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "U4_F16", "U4_F32"), (4, 2)),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "U4_F16", "U4_F32", "U4_MIN"), (4, 2)),
     **dict.fromkeys(("Q2_K", "Q3_K"), (4, 4)),
-    **dict.fromkeys(("Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "S8_F32"), (8, 0)),
+    **dict.fromkeys(("Q5_0", "Q8_0", "IQ3_S", "IQ4_NL", "IQ4_XS", "MXFP4", "S8_F32"), (8, 0)),
     **dict.fromkeys(("Q5_1", "Q5_K", "U8_F32"), (8, 2)),
-    "Q6_K": (8, 4),
+    **dict.fromkeys(("Q6_K", "IQ1", "IQ2", "IQ3_XXS", "NVFP4"), (8, 4)),
 }
 WIDE = torch.device("cpu")
+GGML_NAMES = {each.name for each in GGML_TYPES.values()}
 
 
 def values(scheme: Ints) -> torch.Tensor:
@@ -46,7 +48,7 @@ def values(scheme: Ints) -> torch.Tensor:
 
 def weight_of(name: str, num_out: int, width: int) -> PackedWeight:
     """A weight of a file's blocks where a file can have them, else of random planes."""
-    if name in ("U4_F16", "U4_F32", "S8_F32", "U8_F32"):
+    if name not in GGML_NAMES:
         return packed_weight(1, FORMATS[name], num_out, width)
     return pack([stored_blocks(name, num_out, width)])
 
@@ -77,10 +79,10 @@ def test_every_format_keeps_its_codes(name: str, monkeypatch: pytest.MonkeyPatch
         assert torch.equal(values(scheme), weight.unpack())
     require_near(scheme, weight.unpack())
     whole = recode(CPU, [weight_of(name, 64, 512)], None, torch.float32)
-    assert whole is not None and whole.num_bytes == packed_bytes([FORMATS[name]], 64, 512)
+    assert whole is not None and whole.num_bytes == Codes((FORMATS[name],)).count_bytes(64, 512)
 
 
-WIDENED = ("NF4", "BNB_FP4", "IQ2", "IQ3_XXS", "IQ3_S", "IQ1", "NVFP4", "U4_MIN")
+WIDENED = ("NF4", "BNB_FP4")
 
 
 def test_all_formats_are_asked_for() -> None:
@@ -89,10 +91,10 @@ def test_all_formats_are_asked_for() -> None:
 
 @pytest.mark.parametrize("name", WIDENED)
 def test_what_a_gpu_would_round_is_widened(name: str) -> None:
-    """Levels that are no integers, and scales or minimums of more than 11 bits."""
+    """Levels that are no integers."""
     weight = packed_weight(1, FORMATS[name], 16, 256)
     assert recode(CPU, [weight], None, torch.float32) is None
-    assert packed_bytes([FORMATS[name]], 16, 256) == 2 * 16 * 256
+    assert Codes((FORMATS[name],)).count_bytes(16, 256) == 2 * 16 * 256
 
 
 @pytest.mark.parametrize("names", [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0"), ("Q4_K", "Q5_K", "Q8_0"), ("Q2_K", "Q4_1")])
@@ -156,4 +158,3 @@ def test_a_folder_stays_packed(name: str, tmp_path: Path, monkeypatch: pytest.Mo
             assert isinstance(linear.scheme, kind) and linear.scheme.num_bytes < meant.scheme.num_bytes / 3
             near, exact = linear.scheme.matmul(x), meant.scheme.matmul(x)
             assert (near - exact).norm() <= 1e-3 * exact.norm()
-    assert load.Options(on_gpu=True).quantization is None  # deterministic products are widened: they ask for nothing

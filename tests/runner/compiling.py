@@ -23,6 +23,8 @@ from penstock.api.assemble import _resolve_settings, make_table, outline
 from penstock.api.engine.load import META, load_weights
 from penstock.cache.group import LAYOUTS, group_layers
 from penstock.config import EngineConfig, Resolved
+from penstock.models.files import open_checkpoint
+from penstock.models.files.quantized.checkpoint import keep_floats
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import OPS
 from penstock.ops.triton import launch
@@ -76,6 +78,14 @@ def notes(folder: str) -> None:
     assert ours == noted() and len(ours) > 10
     first, later = aheads._list_jobs(partial(outline, spec, settings, GPU.num_sms), GPU)
     assert len(first) + len(later) == 1 + len(ours)  # the driver beside them
+
+
+def quantized(folder: str) -> None:
+    """Print the kernels that are compiled for a quantized folder."""
+    spec, settings = described(folder)
+    checkpoint = keep_floats(open_checkpoint(Path(folder)))
+    first, later = aheads._list_jobs(partial(outline, spec, settings, GPU.num_sms, checkpoint), GPU)
+    print(" ".join(sorted({name for name, _ in (*first, *later)})))
 
 
 def trouble(folder: str) -> None:
@@ -212,4 +222,4 @@ def engine(folder: str) -> None:
 if __name__ == "__main__":
     work, where, more = sys.argv[1:]
     OPTIONS |= json.loads(more)
-    {"ahead": ahead, "engine": engine, "notes": notes, "trouble": trouble}[work](where)
+    {"ahead": ahead, "engine": engine, "notes": notes, "quantized": quantized, "trouble": trouble}[work](where)

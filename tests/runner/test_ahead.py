@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 from tests.llm.tiny import write_config
+from tests.models.oracle import make, save
+from tests.quant import other_writers as others
+from tests.quant import writers
+from tests.quant.test_folders import LIKE
 
 ROOT = Path(__file__).parents[2]
 KINDS = {
@@ -31,6 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {"deterministic": True, "quantization": "fp8"}),
     ("LlamaForCausalLM", {"enable_lora": True}),
     ("Qwen3MoeForCausalLM", {}),
+    ("Qwen3MoeForCausalLM", {"cpu_offload_gb": 0.001}),  # some weights of layers that are otherwise alike
     ("GptOssForCausalLM", {"quantization": "fp8"}),
     ("DeepseekV3ForCausalLM", {}),
     ("DeepseekV3ForCausalLM", {"deterministic": True, "quantization": "fp8"}),
@@ -73,6 +78,32 @@ def test_kernels_are_noted_without_torchs_compiler(tmp_path: Path) -> None:
     """And they are the ones that torch's own functions of the meta device lead to."""
     folder = write_config(tmp_path / "model", "Qwen3ForCausalLM", **KINDS["Qwen3ForCausalLM"], **SIZES)
     run("notes", folder, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "kernels"),
+    [
+        (others.gptq(4, 32), {"deterministic": True}, {"_int_gemm", "_dequantize_rows", "_chain_gemm"}),
+        (others.fp8("block"), {}, {"_group_gemm", "_group_gemv", "_widen_groups"}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (others.gptq(4, 32), {}, {"_int_gemm", "_int_gemv", "_dequantize_rows"}),
+                (others.fp8("block"), {"deterministic": True}, {"_group_gemm", "_widen_groups", "_chain_gemm"}),
+                (others.fp8("tensor"), {}, {"_fp8_epilogue", "_quantize_rows"}),
+            )
+        ),
+    ],
+)
+def test_kernels_are_those_of_the_folders_storage(
+    method: writers.Method, options: dict[str, Any], kernels: set[str], tmp_path: Path
+) -> None:
+    """By its headers alone, though the outline has no weights."""
+    plain = save(make("LlamaForCausalLM", LIKE), tmp_path / "plain")
+    writers.quantize_folder(plain, tmp_path / "model", method)
+    found = set(run("quantized", str(tmp_path / "model"), tmp_path / "cache", max_model_len=128, **options).split())
+    assert kernels <= found, found
+    assert "_skinny_gemm" not in found
 
 
 def test_trouble_ahead_keeps_nobody(tmp_path: Path) -> None:

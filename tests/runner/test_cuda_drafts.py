@@ -13,12 +13,13 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
+from penstock import StructuredOutputsParams  # noqa: E402
 from penstock.config.speculation import SpeculativeConfig  # noqa: E402
 from penstock.draft.drafters import make_drafters  # noqa: E402
 from penstock.engine.plan import Draft, Plan, Result, RowResult  # noqa: E402
 from penstock.engine.scheduling.speculation import SpeculationController  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
-from tests.llm.tiny import write_config  # noqa: E402
+from tests.llm.tiny import write_config, write_tokenizer  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
@@ -81,7 +82,8 @@ def test_drafts_are_placed_after_tokens_that_only_the_device_knows_or_refused(tm
 
 def wait_for_drafts(engine: Any) -> None:
     """As `assemble` does for a GPU."""
-    engine.scheduler._exact_starts = True
+    scheduler = engine.scheduler
+    scheduler._exact_starts = scheduler._builder._exact_starts = scheduler._fast_path._exact_starts = True
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
@@ -151,6 +153,30 @@ def test_drafts_of_rows_that_give_way(tmp_path: Path, no_gpu: None) -> None:
     assert stats["num_preemptions"] > 0 and stats["num_accepted_tokens"] > 20 and not drafting.errors
 
 
+def test_other_rows_go_on_while_one_verifies_drafts(tmp_path: Path, no_gpu: None) -> None:
+    """Only the first prompt is drafted for. Breaks when a draft of one row ends overlap for all."""
+    params = [asking(max_tokens=24) for _ in PROMPTS]
+    with engines(write_config(tmp_path, "LlamaForCausalLM")) as (usual, other):
+        expected = answers(usual, PROMPTS, params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        known = {tuple(prompt): (() if i else found[0][0]) for i, (prompt, found) in enumerate(zip(PROMPTS, expected))}
+        drafting = engine.executor = Drafting(engine.executor, known)
+        beside = 0  # plans that were started while another one verified
+        start = engine.scheduler.schedule
+
+        def schedule() -> Plan | None:
+            nonlocal beside
+            is_verifying = any(row.draft for plan, _ in engine._started for row in plan.rows)
+            plan: Plan | None = start()
+            beside += is_verifying and plan is not None
+            return plan
+
+        engine.scheduler.schedule = schedule
+        assert answers(other, PROMPTS, params) == expected
+        assert other.stats()["num_accepted_tokens"] > 4 and beside > 3 and not drafting.errors
+
+
 @pytest.mark.parametrize("method", ["ngram", "lookahead"])
 def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None, method: str) -> None:
     """The engine's own drafters: a text that repeats itself is verified several tokens at a time."""
@@ -166,3 +192,41 @@ def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None, method:
         assert answers(other, prompts, params) == expected
         stats = other.stats()
     assert stats["num_accepted_tokens"] > 5 and stats["num_failed_steps"] == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"first name": {"type": "integer"}, "second name": {"type": "boolean"}},
+    "required": ["first name", "second name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_text_that_a_grammar_forces_is_drafted(tmp_path: Path, no_gpu: None, is_deterministic: bool) -> None:
+    """A schema's keys come several tokens at a time, verified by the host; with penalties, too. With
+    deterministic kernels the device samples every token, so there are none."""
+    write_tokenizer(tmp_path)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_k": 1, "temperature": 0.9, "seed": 3},
+        {"presence_penalty": 0.4, "logprobs": 1},
+        {},
+    ]
+    form = StructuredOutputsParams(json=SCHEMA)
+    params = [asking(max_tokens=200, ignore_eos=False, structured_outputs=form, **kind) for kind in kinds]
+    params[-1] = asking(max_tokens=30)  # beside them, one that drafts nothing
+    folder = write_config(tmp_path, vocab_size=320, max_position_embeddings=512)
+    with engines(folder, skip_tokenizer_init=False) as (usual, other):
+        expected = answers(usual, PROMPTS[:4], params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        engine.executor.deterministic = is_deterministic
+        engine.executor.rows.drafters = make_drafters(SpeculativeConfig("auto"))
+        engine.scheduler._speculation = SpeculationController()
+        engine.scheduler._speculation._count_paying = lambda paths, num_rows: len(paths)
+        assert answers(other, PROMPTS[:4], params) == expected
+        stats = other.stats()
+    assert stats["num_failed_steps"] == 0
+    drafted, accepted = (stats.get(f"num_{kind}_tokens_of_grammar", 0) for kind in ("draft", "accepted"))
+    assert drafted == 0 if is_deterministic else accepted == drafted > 40

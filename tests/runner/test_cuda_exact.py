@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
 from penstock.runner.memory import BlockMemory  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config  # noqa: E402
 from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
+from tests.runner.test_cuda_drafts import Drafting, wait_for_drafts  # noqa: E402
 from tests.runner.test_cuda_runner import Moment  # noqa: E402
 from tests.same_tokens.roads import alone, together  # noqa: E402
 
@@ -97,6 +98,25 @@ def test_the_same_bits_along_every_road(on_device: None, tmp_path: Path, archite
         before = llm.stats()["num_cached_tokens"]
         assert together(llm, PROMPTS, PARAMS) == expected
         assert llm.stats()["num_cached_tokens"] > before
+
+
+def test_drafts_keep_every_bit(on_device: None, tmp_path: Path) -> None:
+    """Tokens and log probabilities of verified drafts, right ones and wrong ones, together and alone: those of one
+    token at a time. Breaks when a kernel's sums depend on how many positions of a row it computes."""
+    params = [one.clone(max_tokens=7) for one in PARAMS]
+    with deterministic(write_config(tmp_path, "LlamaForCausalLM", num_hidden_layers=1)) as llm:
+        expected = alone(llm, PROMPTS, params)
+        engine: Any = llm.service.engine
+        wait_for_drafts(engine)
+        known: dict[tuple[int, ...], Sequence[int]] = {
+            tuple(prompt): answer[0] for prompt, answer in zip(PROMPTS, expected)
+        }
+        drafting = engine.executor = Drafting(engine.executor, known)
+        assert alone(llm, PROMPTS, params) == expected
+        llm.reset_prefix_cache()
+        assert together(llm, PROMPTS, params) == expected
+        stats = llm.stats()
+        assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] > 8 and not drafting.errors
 
 
 def test_a_model_without_exact_bodies_is_refused(

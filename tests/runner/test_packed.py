@@ -20,7 +20,8 @@ PADDED = MixedShape(128, 9, 8, 8, 12, is_padded=True)
 
 def pack(rows: list[Row]) -> PackedRows:
     devices: list[Any] = [
-        SimpleNamespace(state=SimpleNamespace(tokens=[7] * 1000), inputs=lambda row: [7] * row.count) for _ in rows
+        SimpleNamespace(state=SimpleNamespace(tokens=[7] * 1000), inputs=lambda row, shift: [7] * row.count)
+        for _ in rows
     ]
     return PackedRows(rows, devices, 32)
 

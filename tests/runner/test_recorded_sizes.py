@@ -21,7 +21,7 @@ def steps(recorded: list[tuple[int, bool]], eager: bool = False) -> DecodeGraphs
     made: Any = object.__new__(DecodeGraphs)
     made.sizes, made.num_wanted = [1, 2, 4, 8, 16, 32, 64], Counter()
     made.pool = SimpleNamespace(eager=eager, has_idle_moments=False)
-    made._num_sms, made._kv_heads, made.deterministic = 132, 8, False
+    made.num_sms, made._kv_heads, made.deterministic = 132, 8, False
     made._known = {
         (size, shared, made.num_kv_splits(size, 1)): SimpleNamespace(forward=SimpleNamespace(graph=object()))
         for size, shared in recorded

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bench.experts import Shape, write
-from penstock.models import load
+from penstock.errors import InvalidModel
+from penstock.models import reading
 from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
-from penstock.models.load import load_model
-from penstock.models.spec import spec_from_config
-from penstock.quant.mapped import move_to_file
+from penstock.models.load import Options, load_model, match
+from penstock.models.reading import count_held_bytes, find_spill
+from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
+from penstock.passes.outline import weight_bytes
+from penstock.quant import mapped
+from penstock.quant.mapped import find_folder, move_to_file
 from tests.models.paged import Paged
 
 SMALL = Shape(width=256, hidden=256, layers=2, heads=2, kv_heads=1, experts=8, chosen=2)
@@ -46,10 +52,67 @@ def test_experts_in_a_file_give_the_same_bits(tmp_path: Path, monkeypatch: pytes
         return move_to_file(tensor, folder)
 
     monkeypatch.setattr("penstock.quant.mapped.move_to_file", note)
-    monkeypatch.setattr(load, "free_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(reading, "free_memory_bytes", lambda: 1 << 20)
     assert all(torch.equal(a, b) for a, b in zip(held, answers(tmp_path / "model.gguf"), strict=True))
     experts = 2 * 8 * 3 * 256 * 256 * 9 // 16  # of both layers, in Q4_K
     assert sum(moved) >= experts and [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_bytes_are_counted_as_they_will_be_held(
+    tmp_path: Path, quantization: str | None, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bf16 model that fits once it is quantized is not spilled; so for its dtypes."""
+    config = {"architectures": ["Qwen3MoeForCausalLM"], **FAMILIES["Qwen3MoeForCausalLM"].like[0]}
+    wide = {"hidden_size": 128, "moe_intermediate_size": 128, "head_dim": 32, "num_experts": 16, "vocab_size": 256}
+    spec = spec_from_config(config | wide, 64)
+    tensors = {
+        spec.names.spelling(name): torch.zeros(shape, dtype=torch.bfloat16)
+        for name, shape in dict_of_parts(spec).items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | wide))
+    checkpoint = open_checkpoint(tmp_path)
+    options, sources = Options(dtype, quantization), match(checkpoint, spec)
+    counted = count_held_bytes(checkpoint, spec, sources, options)
+    model = load_model(checkpoint, spec, dtype=dtype, quantization=quantization)
+    assert counted == pytest.approx(weight_bytes(model), rel=0.12)
+    for free, spills in ((int(1.2 * counted), False), (int(0.8 * counted), True)):
+        monkeypatch.setattr(reading, "free_memory_bytes", lambda free=free: free)
+        assert (find_spill(checkpoint, spec, sources, options) is not None) == spills
+
+
+def dict_of_parts(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name the parts that checkpoints store of each parameter."""
+    found, merges = {}, spec.merges()
+    for name, shape in spec.parameters().items():
+        module, _, suffix = name.rpartition(".")
+        for part, rows in merges[module].parts if module in merges else ((module.rpartition(".")[2], shape[0]),):
+            above = module.rpartition(".")[0]
+            found[f"{above}.{part}.{suffix}" if above else f"{part}.{suffix}"] = (rows, *shape[1:])
+    return found
+
+
+def test_experts_are_not_spilled_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, other = tmp_path / "my models", tmp_path / "other"
+    for folder in (disk, other):
+        folder.mkdir()
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(mapped, "MOUNTS", mounts)
+    monkeypatch.setattr(tempfile, "tempdir", str(other))
+    at = f"{tmp_path}/my\\040models"
+    root = "20 1 8:1 / / rw - ext4 /dev/sda rw\n"
+    mounts.write_text(root)
+    assert find_folder(disk / "model.gguf") == (disk, "")
+    mounts.write_text(root + f"21 20 0:3 / {at} rw shared:1 - tmpfs tmpfs rw\n")
+    assert find_folder(disk) == (other, "")
+    mounts.write_text(root + f"21 20 0:3 / {tmp_path} rw - tmpfs tmpfs rw\n")
+    assert find_folder(disk) == (None, f"{disk} is in memory, {other} is in memory")
+    write(SMALL, disk / "model.gguf")
+    monkeypatch.setattr(reading, "free_memory_bytes", lambda: 1 << 20)
+    with pytest.raises(InvalidModel, match=r"needs 0\.0 GiB .* is in memory.*set TMPDIR to a folder on a disk"):
+        answers(disk / "model.gguf")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Models:
     """Engines of one tiny model, by their options; each with and without drafts."""
 
     folder: Path
-    has_latents: bool = False
+    kind: str = ""  # a column of KINDS
     made: dict[Any, LLM] = field(default_factory=dict)
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)  # their options, by method
 
@@ -110,22 +111,36 @@ class Models:
 
     def _save(self, drafter: str) -> dict[str, Any]:
         """Save a target with heads; return the options for speculation."""
-        if not self.has_latents:
+        if not self.kind:
             return save_target(self.folder / drafter, drafter)[1]
         if drafter == "mtp":
             test_mtp.save_target(self.folder / drafter / "target")
             return {"method": "mtp"}
-        return save_target(self.folder / drafter, drafter, LATENT, num_key_value_heads=4, **SIZES)[1]
+        architecture, sizes = KINDS[self.kind]
+        return save_target(self.folder / drafter, drafter, architecture, **sizes)[1]
 
 
-LATENT = "MiniCPM3ForCausalLM"
-SIZES = dict(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=20)
+# columns of another kind of model; their MTP layer is DeepSeek-V3's, which has both
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "latent attention": (
+        "MiniCPM3ForCausalLM",
+        dict(
+            q_lora_rank=None,
+            kv_lora_rank=32,
+            qk_nope_head_dim=24,
+            qk_rope_head_dim=8,
+            v_head_dim=20,
+            num_key_value_heads=4,
+        ),
+    ),
+    "experts": ("Qwen3MoeForCausalLM", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)),
+}
 
 
-def open_models(folder: Path, architecture: str) -> Iterator[Models]:
+def open_models(folder: Path, architecture: str, kind: str = "") -> Iterator[Models]:
     tiny.write_config(folder, architecture, vocab_size=VOCABULARY, max_position_embeddings=512)
     tiny.write_tokenizer(folder)
-    found = Models(folder, architecture == LATENT)
+    found = Models(folder, kind)
     yield found
     for llm in found.made.values():
         llm.close()
@@ -137,8 +152,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 
 @pytest.fixture(scope="module")
-def latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    yield from open_models(tmp_path_factory.mktemp("latents"), LATENT)
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Models]]:
+    """Models of other kinds, by column."""
+    with ExitStack() as stack:
+        open_one = contextmanager(open_models)
+        yield {
+            column: stack.enter_context(open_one(tmp_path_factory.mktemp(architecture), architecture, column))
+            for column, (architecture, _) in KINDS.items()
+        }
 
 
 FEW = [70, 73, 78, 83, 90]  # tokens: pairs of them repeat, so that there are drafts
@@ -161,6 +182,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "preemption": {"scheduling_policy": "priority", "max_num_seqs": 2},
     "restored prefixes": {"kv_offloading_size": 0.05},
     "int8 KV cache": {"kv_cache_dtype": "int8"},
+    "int4 KV cache": {"kv_cache_dtype": "int4"},
     "int8 KV cache but for a layer": {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0"},
     "LoRA adapters": {"enable_lora": True},
 }
@@ -254,13 +276,13 @@ def cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("drafter", "column"), cells())
-def test_cell(models: Models, latents: Models, tmp_path: Path, drafter: str, column: str) -> None:
+def test_cell(models: Models, others: dict[str, Models], tmp_path: Path, drafter: str, column: str) -> None:
     if find_word(drafter, column) == REFUSED:
         check_refusal(tmp_path, drafter, column)
     elif column == "GPU":
         check_gpu(models, drafter)
     else:
-        check_same(latents if column == "latent attention" else models, drafter, column)
+        check_same(others.get(column, models), drafter, column)
 
 
 def check_refusal(folder: Path, drafter: str, column: str) -> None:
@@ -268,8 +290,6 @@ def check_refusal(folder: Path, drafter: str, column: str) -> None:
     if column == "GPU":
         gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
         given, why = '{"tree": true}', "tree=true cannot be used on a GPU"
-        if drafter in MODEL_DRAFTERS:
-            given, why = json.dumps(describe(drafter)), f"method={drafter} drafts on a CPU only"
         with pytest.raises(InvalidConfig, match=why):
             resolve(EngineConfig(device="cuda", speculative_config=given), Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
         return
@@ -303,6 +323,11 @@ def check_gpu(models: Models, drafter: str) -> None:
     request = Request(id="r", tokens=(70, 73), sampling=params, max_tokens=20)
     state = RowState(request, 0, [70, 73], 2, models.find_plain("ngram").service.assembly.grammars)
     assert state.can_verify_on_device is (find_word(drafter, "GPU") == DEVICE)
+    if drafter in MODEL_DRAFTERS:
+        gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
+        asked = EngineConfig(device="cuda", speculative_config=json.dumps(describe(drafter)))
+        settings = resolve(asked, Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
+        assert settings.speculative_config == asked.speculative_config
 
 
 def check_same(models: Models, drafter: str, column: str) -> None:

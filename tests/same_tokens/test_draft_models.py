@@ -32,6 +32,12 @@ def params() -> list[SamplingParams]:
 
 
 class AlwaysAhead(Always):
+    """The model drafts at every step, whatever a text promises."""
+
+    def __init__(self, price: float = -100.0) -> None:
+        super().__init__()
+        self.ahead.price = price
+
     def choose_ahead(self, num_rows: int) -> int:
         return LENGTH
 
@@ -52,6 +58,12 @@ def require_drafts(llm: LLM, least: int) -> None:
     assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] > least
 
 
+def require_all_right(llm: LLM, drafter: str, least: int) -> None:
+    """None of the model's own drafts was rejected; texts may have drafted beside it."""
+    stats = llm.stats()
+    assert stats[f"num_accepted_tokens_of_{drafter}"] == stats[f"num_draft_tokens_of_{drafter}"] > least
+
+
 @pytest.fixture(scope="module", params=PAIRS)
 def known(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -70,6 +82,18 @@ def test_together_and_again(known: tuple[str, str, list[Answer]], kind: str) -> 
         assert together(llm, prompts(), params()) == answers
         assert together(llm, prompts(), params()) == answers
         require_drafts(llm, 20)
+
+
+def test_texts_draft_beside_the_model(known: tuple[str, str, list[Answer]]) -> None:
+    """Each row takes what promises more: drafts of all kinds stand in one step."""
+    model, draft, answers = known
+    with make(model, draft) as llm:
+        scheduler: Any = llm.service.engine.scheduler
+        scheduler._speculation = AlwaysAhead(price=0.0)
+        for _ in range(2):
+            assert together(llm, prompts(), params()) == answers
+        stats = llm.stats()
+        assert min(stats[f"num_accepted_tokens_of_{name}"] for name in ("draft_model", "ngram", "suffix")) > 0
 
 
 @pytest.mark.parametrize("kind", ["another", "self"])
@@ -115,8 +139,7 @@ def test_a_drafter_equal_to_the_target_is_always_right(tmp_path: Path, temperatu
         scheduler._speculation = AlwaysAhead()
         for _ in range(2):
             llm.generate(prompts(), asked, use_tqdm=False)
-        stats = llm.stats()
-        assert stats["num_accepted_tokens"] == stats["num_draft_tokens"] > 200
+        require_all_right(llm, "self" if skips else "draft_model", 200)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -146,7 +169,7 @@ def test_a_tree_of_the_same_model_always_has_the_next_token(tmp_path: Path, temp
 def test_a_left_behind_model_catches_up(tmp_path: Path) -> None:
     """It rests for a while, then drafts again as if it had never rested: none of its tokens is rejected."""
 
-    class Resting(Always):
+    class Resting(AlwaysAhead):
         def choose_ahead(self, num_rows: int) -> int:
             self.count = getattr(self, "count", 0) + 1
             return 0 if self.count % 16 < 12 else LENGTH
@@ -159,8 +182,7 @@ def test_a_left_behind_model_catches_up(tmp_path: Path) -> None:
         scheduler._speculation = Resting()
         for _ in range(2):
             llm.generate(prompts()[:6], [one] * 6, use_tqdm=False)
-        stats = llm.stats()
-        assert stats["num_accepted_tokens"] == stats["num_draft_tokens"] > 100
+        require_all_right(llm, "draft_model", 100)
 
 
 @pytest.mark.slow
@@ -189,7 +211,9 @@ def test_a_drafter_that_fails_costs_no_answer(
     monkeypatch.setattr("penstock.draft.net.decoder.DecoderNet.logits", fail)
     with make(model, draft) as llm:
         assert together(llm, prompts(), params()) == answers
-        assert llm.stats()["num_failed_steps"] == llm.stats()["num_draft_tokens"] == 0
+        stats = llm.stats()
+        assert stats["num_failed_steps"] == stats.get("num_draft_tokens_of_draft_model", 0) == 0
+        assert stats["num_accepted_tokens_of_ngram"] > 0  # texts go on
     assert "answers go on without its drafts" in caplog.text
 
 

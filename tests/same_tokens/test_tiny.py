@@ -16,6 +16,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.errors import InvalidConfig
 from penstock.passes.lower import LoweredBlock
+from tests.same_tokens.handover import compute_prompt, open_pair
 from tests.same_tokens.roads import (
     Answer,
     Branching,
@@ -52,6 +53,13 @@ ALIKE = [
     "Cohere2ForCausalLM",
     "SmolLM3ForCausalLM",
     "Ernie4_5_MoeForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM",
+    "GraniteMoeForCausalLM",
+    "PhimoeForCausalLM",
+    "Glm4MoeForCausalLM",
 ]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
 RESTORED = 16  # prompts
@@ -241,6 +249,18 @@ def test_restored_after_a_restart(known: Known, tmp_path: Path) -> None:
     with known.make(kv_cache_tokens=192, max_model_len=96, max_num_batched_tokens=64, **kept) as small:
         assert chunked(small, few, own, seed=5) == answers
         assert small.stats()["num_restored_tokens"] >= 32
+
+
+def test_handed_over_by_tcp(known: Known) -> None:
+    """Prompts computed by another engine, whose blocks were fetched."""
+    some = slice(0, RESTORED)
+    with known.make(kv_offloading_size=0.05) as prefill, known.make(kv_offloading_size=0.05) as decode:
+        _, fetch = open_pair(prefill, decode)
+        for prompt in prompts()[some]:
+            compute_prompt(prefill, prompt)
+            fetch(prompt)
+        assert together(decode, prompts()[some], params()[some]) == known.answers[some]
+        assert decode.stats()["num_restored_tokens"] >= 32
 
 
 @pytest.mark.parametrize("overlap", [1, 2])

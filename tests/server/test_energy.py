@@ -225,7 +225,7 @@ def test_a_gpu_by_the_drivers_library(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read is not None
     first = read()
     assert first > 5e6 and read() - first == pytest.approx(1.5)  # millijoules of the library, joules of ours
-    assert energy.find_gpu(1) is None  # no second GPU
+    assert energy.find_gpu("1") is None  # no second GPU
     monkeypatch.setenv("PENSTOCK_POWERCAP", str(tmp_path))
     assert find_counter("cpu") is None and find_counter("cuda") is not None
     write_zone(tmp_path / "intel-rapl:0", "package-0")

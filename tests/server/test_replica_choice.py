@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from bench.fleet.engines import FleetModel, least_busy, take_turns
 from bench.fleet.workloads import ask_tree
 from penstock.engine.messages import Abort, Add
+from penstock.server.config import BOTH, DECODE, PREFILL
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.dispatcher import Dispatcher
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.engines.prefixes import BLOCK_TOKENS, SentPrefixes, digest_blocks
-from penstock.server.engines.process import BOTH, DECODE, PREFILL
 from penstock.server.engines.replica import MAX_AHEAD, RECOMPUTE, ROW_TOKENS, Replica, choose_replica
 from penstock.types import Delta, Request
 

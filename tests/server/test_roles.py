@@ -25,7 +25,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why. "
 @pytest.fixture(scope="module")
 def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = str(tmp_path_factory.mktemp("store"))
-    arguments = ("smollm2", "--max-model-len", "2048", "--role", "prefill", "--role", "decode")
+    arguments = ("smollm2", "--max-model-len", "2048", "--role", "prefill", "--role", "decode", "--hang-timeout", "8")
     with RunningServer(*arguments, "--kv-offloading-path", folder, "--kv-offloading-size", "0.2") as running:
         yield running
 
@@ -68,15 +68,25 @@ def test_short_prompts_and_known_ones_stay_with_the_decoder(roles: RunningServer
     assert replicas == [[0, 1], [1], [1]]
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_streams_outlive_either(server: RunningServer, roles: RunningServer, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        (1, signal.SIGKILL),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_streams_outlive_either(server: RunningServer, roles: RunningServer, number: int, how: int) -> None:
+    """One that is stopped is found by its silence, and replaced."""
     asked = chats(6)
     alone = asyncio.run(run_all(server.url, asked))
+    lost = list_replicas(roles)[number]["pid"]
 
     async def kill(counts: list[int]) -> None:
         while sum(count > 2 for count in counts) < 2:
             await asyncio.sleep(0.01)
-        os.kill(list_replicas(roles)[number]["pid"], signal.SIGKILL)
+        os.kill(lost, how)
 
     def results(said: list[Said]) -> list[tuple[str, str | None, list[int]]]:
         return [(one.text, one.finish_reason, one.token_ids) for one in said]
@@ -85,6 +95,8 @@ def test_streams_outlive_either(server: RunningServer, roles: RunningServer, num
     end = time.monotonic() + 60
     while any(one["state"] != "ready" for one in list_replicas(roles)) and time.monotonic() < end:
         time.sleep(0.1)
+    assert list_replicas(roles)[number]["pid"] != lost
+    assert complete(roles, prompt=TEXT * 10, max_tokens=2)["choices"], "both do their work again"
 
 
 @pytest.mark.parametrize(

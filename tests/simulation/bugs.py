@@ -524,6 +524,24 @@ DRAFTS = [
         "self.cache.grow(holding, sequence.certain, end, self.number)",
         "self.cache.grow(holding, sequence.certain, end - bool(sequence.draft), self.number)",
     ),
+    bug(
+        "a row whose drafts are verified is planned",
+        "engine/scheduling/plan_builder.py",
+        "bool(sequence.draft or sequence.verifies)",
+        "bool(sequence.draft)",
+    ),
+    bug(
+        "the fast path plans a row whose drafts are verified",
+        "engine/scheduling/fast_path.py",
+        "            and sequence.verifies\n",
+        "            and False\n",
+    ),
+    bug(
+        "a draft stays when a token comes without another",
+        "engine/scheduling/fast_path.py",
+        "            or sequence.draft\n            or not self._possible\n",
+        "            or not self._possible\n",
+    ),
     bug("a draft of before a preemption stays", "engine/sequence.py", "        self.draft.clear()\n", ""),
     bug(
         "a request gets more drafts than it takes",

@@ -43,8 +43,10 @@ class FakeExecutor:
         strict: bool = True,
         trees: bool = False,
         store: FakeStore | None = None,
+        counts: bool = True,
     ) -> None:
-        self.cache = cache
+        """`counts`: a row goes on from where the device says it stands, whatever is verified meanwhile."""
+        self.cache, self.counts = cache, counts
         self.store = store
         self.limits = limits
         self.faults = faults or Faults()
@@ -106,6 +108,7 @@ class FakeExecutor:
         device = self.rows[row.row]
         last = len(device.request.tokens) + (0 if device.request.pool else device.request.max_tokens - 1)
         require(row.start + row.count <= last, "a position past the end of the answer", row, last)
+        require(self.counts or not device.num_drafting, "a row whose drafts are verified is planned", row)
         most = count_most(device.request.sampling.speculation)
         require(len(row.draft) <= most, "more drafts than the request takes", row, most)
         for table, changes in zip(device.tables, row.blocks, strict=bool(row.blocks)):

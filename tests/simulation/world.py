@@ -41,6 +41,9 @@ class Whim(SpeculationController):
     def choose(self, drafts: Seq[Seq[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
         return [self.rng.randint(0, len(line)) for line in drafts]
 
+    def all_wait(self, num_rows: int, gains: Seq[float]) -> bool:
+        return self.rng.random() < 0.3
+
 
 class WhimCap(PromptCap):
     """Lets as many prompt tokens into a step as it feels like."""
@@ -84,6 +87,7 @@ class World:
             trees=self.verifies_trees,
             drafting=Drafting(scenario.draft_rate, scenario.draft_longest, scenario.draft_accuracy),
             store=self.store,
+            counts=scenario.seed % 5 > 0,
         )
         self.engine = Engine(self.scheduler, self, scenario.overlap)
         self.workload = Workload(scenario)

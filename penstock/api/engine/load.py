@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from penstock.config import Resolved
+from penstock.config import GIB, Resolved
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import PACKED
@@ -35,7 +35,7 @@ def load_weights(
         checkpoint,
         spec,
         dtype=DTYPES.get(settings.dtype),
-        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type == "cuda" else None),
+        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type != "cpu" else None),
         rounded=settings.activation_dtype == "int8",
         dummy_seed=settings.seed if settings.load_format == "dummy" or device == META else None,
         progress=progress,
@@ -43,4 +43,5 @@ def load_weights(
         exact=settings.deterministic,
         loras=loras,
         mesh=mesh,
+        offload_bytes=int(settings.cpu_offload_gb * GIB),
     )

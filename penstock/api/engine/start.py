@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -86,13 +86,13 @@ def start_engine(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=settings.scheduling_policy,
         capacity=settings.capacity,
-        speculation=None if drafters is None else SpeculationController(draft.ahead if draft else 0),
+        speculation=_controller(settings, draft),
         prompt_cap=_prompt_cap(settings),
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras, settings.lora_bytes)
-        scheduler.roster.loras.sums = settings.device == "cpu"
+        scheduler.roster.loras.memory.sum_rank = loras.sum_rank
         if offloading is not None:
             offloading.names.find_adapters = scheduler.roster.loras.memory.describe
     bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
@@ -107,11 +107,25 @@ def start_engine(
     from penstock.runner.cuda.make import make_runner
 
     runner = make_runner(model, memory, settings, grammars, drafters, store, bank)
+    _warm(runner, ahead, draft, settings)
+    settle_collector()
+    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+
+
+def _warm(runner: Any, ahead: AheadCompiler | None, draft: DraftPart | None, settings: Resolved) -> None:
+    """Compile a GPU's first kernels, and load its drafting model."""
     if ahead:
         ahead.wait()
     runner.warm()
-    settle_collector()
-    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+    if draft is not None:
+        draft.load(runner, runner.memory.blocks.nbytes, settings)
+
+
+def _controller(settings: Resolved, draft: DraftPart | None) -> SpeculationController | None:
+    asked = parse_speculation(settings.speculative_config)
+    if asked is None:
+        return None
+    return SpeculationController(draft.ahead if draft else 0, asked.disable_by_batch_size)
 
 
 def _prompt_cap(settings: Resolved) -> PromptCap | None:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
+from penstock import layers
 from penstock.cache.group import LAYOUTS
 from penstock.models.decoder import linears
+from penstock.models.latent import LatentAttentionSpec
 from penstock.models.spec import ModelSpec
+from penstock.passes.outline import tensors_of
+
+
+@dataclass(frozen=True)
+class ExpertStacks:
+    """The experts of one layer, all of them together."""
+
+    values: int
+    num_bytes: int
+    chosen_share: float  # of the experts that one token goes through
+
+    def touch_share(self, tokens: float) -> float:
+        """Return the share of the experts that so many tokens meet if they are routed evenly."""
+        return 1.0 - float((1.0 - self.chosen_share) ** max(1.0, tokens))
 
 
 @dataclass(frozen=True)
@@ -21,43 +36,51 @@ class Matrices:
     head_values: int
     head_bytes: int
     row_bytes: int  # of one token's embedding
-    expert_share: float = 0.0  # of the layers' values that routers choose among
-    chosen_share: float = 1.0  # of those, what one token goes through
+    experts: tuple[ExpertStacks, ...] = ()  # of these layers' values and bytes
 
-    def use_share(self) -> float:
-        """Return the share of the layers' values that a token is multiplied with."""
-        return 1.0 - self.expert_share * (1.0 - self.chosen_share)
+    def used_values(self) -> float:
+        """Count the layers' values that one token is multiplied with."""
+        return self.layer_values - sum(each.values * (1.0 - each.chosen_share) for each in self.experts)
 
-    def touch_share(self, tokens: float) -> float:
-        """Return the share of them that a step of so many tokens reads."""
-        return 1.0 - self.expert_share * float((1.0 - self.chosen_share) ** max(1.0, tokens))
+    def touched_bytes(self, tokens: float) -> float:
+        """Count the layers' bytes that a step of so many tokens reads."""
+        return self.layer_bytes - sum(each.num_bytes * (1.0 - each.touch_share(tokens)) for each in self.experts)
 
     @classmethod
     def of(cls, model: Any) -> Matrices:
         """Count those of a decoder or an encoder as it is loaded."""
-        schemes = [(name, linear.scheme) for name, linear, _ in linears(model)]
-        values = sum(scheme.num_out * scheme.num_in for _, scheme in schemes)
+        schemes = [linear.scheme for _, linear, _ in linears(model)]
+        experts = tuple(_count_experts(block.ffn) for block in model.blocks if isinstance(block.ffn, layers.Experts))
+        absorbed = [_count_absorbed(block.mixer) for block in model.blocks]
         head, embedded = getattr(model, "head", None), model.embedding.tokens
         return cls(
-            values,
-            sum(scheme.num_bytes for _, scheme in schemes),
-            head.rows.num_out * head.rows.num_in if head else 0,
+            sum(map(_count_values, schemes)) + sum(each.values for each in experts) + sum(n for n, _ in absorbed),
+            sum(scheme.num_bytes for scheme in schemes)
+            + sum(each.num_bytes for each in experts)
+            + sum(size for _, size in absorbed),
+            _count_values(head.rows) if head else 0,
             head.rows.num_bytes if head else 0,
             embedded.num_bytes // embedded.num_out,
-            *_count_experts(model.spec, values),
+            experts,
         )
 
 
-def _count_experts(spec: ModelSpec, values: int) -> tuple[float, float]:
-    """Return the share of the values that are experts', and the share of experts that a token goes through."""
-    of_experts, shares = 0, [1.0]
-    for layer in spec.layers:
-        num_experts, num_chosen = (getattr(layer.ffn, name, 0) for name in ("num_experts", "num_chosen"))
-        if num_experts and num_chosen and layer.ffn is not None:
-            shapes = layer.ffn.parameters()
-            of_experts += sum(prod(shape) for name, shape in shapes.items() if "expert" in name and len(shape) > 1)
-            shares.append(num_chosen / num_experts)
-    return min(1.0, of_experts / max(1, values)), min(shares)
+def _count_values(scheme: Any) -> int:
+    return int(scheme.num_out * scheme.num_in)
+
+
+def _count_experts(ffn: layers.Experts) -> ExpertStacks:
+    schemes = [stack.scheme for stack in ffn.stacks()]
+    share = ffn.router.rule.num_chosen / ffn.gate_up.num_matrices
+    return ExpertStacks(sum(map(_count_values, schemes)), sum(scheme.num_bytes for scheme in schemes), share)
+
+
+def _count_absorbed(mixer: Any) -> tuple[int, int]:
+    """Count the values and bytes of the matrices that latent attention multiplies head by head."""
+    if not isinstance(mixer, layers.LatentAttention):
+        return 0, 0
+    tensors = [*tensors_of(mixer.absorb_key), *tensors_of(mixer.expand_value)]
+    return sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -71,7 +94,7 @@ class Memories:
         states = spec.states(LAYOUTS[kv_dtype])
         found = []
         for layer, state in zip(spec.layers, states):
-            ops = 4 * getattr(layer.mixer, "num_heads", 0) * getattr(layer.mixer, "head_size", 0)
+            ops = _count_pair_ops(layer.mixer)
             if state is None:
                 found.append((0, 0, ops, 0))
             else:
@@ -93,6 +116,13 @@ class Memories:
             reach = int(_reach(length, window))
             total += ops * (reach * (reach + 1) / 2 + (length - reach) * reach)
         return total
+
+
+def _count_pair_ops(mixer: Any) -> int:
+    """Count the operations of a query and one position, of all heads: its score, and its weighted value."""
+    if isinstance(mixer, LatentAttentionSpec):
+        return 2 * mixer.num_heads * (2 * mixer.rank + mixer.rope_size)
+    return 4 * getattr(mixer, "num_heads", 0) * getattr(mixer, "head_size", 0)
 
 
 def _reach(length: float, window: int) -> float:

@@ -27,6 +27,11 @@ class Device:
     layer_s: float = LAYER_S
 
     @property
+    def link_bytes_s(self) -> float:
+        """Speed of copies from host memory: 16 lanes of PCIe 5 since Hopper, of PCIe 4 before."""
+        return 55e9 if self.capability >= (9, 0) else 25e9
+
+    @property
     def is_gpu(self) -> bool:
         return self.capability > (0, 0)
 

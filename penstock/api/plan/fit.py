@@ -14,7 +14,7 @@ from penstock.api.plan.devices import Device
 from penstock.api.plan.ranks import RankUse, list_ranks
 from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Facts, GpuFacts, Resolved, resolve
-from penstock.config.resolve import gpu_room
+from penstock.config.resolve import gpu_room, offload_use
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import Options
@@ -50,6 +50,7 @@ class MemoryUse:
     limit: int
     max_cache_tokens: int  # that memory has room for
     needed_tokens: int
+    host: int = 0  # weights in the host's memory, beside a GPU
 
     @property
     def total(self) -> int:
@@ -113,7 +114,10 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
     needed = _needed_tokens(spec, settings, length, concurrency)
     ranks = list_ranks(subject.checkpoint, spec, settings)
     weights = gpu.packed_bytes if gpu and gpu.packed_bytes and settings.keeps_packed else weight_bytes(model)
+    host = 0
     if gpu is not None:
+        offload = offload_use(given, gpu)
+        host, weights = offload.host_bytes, weights - offload.host_bytes + offload.buffer_bytes
         free = replace(given, kv_cache_tokens=None)
         ample, counted, held = gpu_room(free, roomy)
         (limit, _, most), step, process = gpu_room(free, facts), ample - counted - held * per_token, 0
@@ -125,7 +129,7 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
         step *= max(1, len(ranks))
         most = max(-1, limit - weights - process - step) // per_token
     keeps = bool(grouping.groups)
-    memory = MemoryUse(weights, needed * per_token * keeps, step, process, limit, most, needed if keeps else 0)
+    memory = MemoryUse(weights, needed * per_token * keeps, step, process, limit, most, needed if keeps else 0, host)
     return Fit(spec, settings, model, memory, tuple(ranks))
 
 
@@ -135,11 +139,12 @@ def _facts(subject: Subject, spec: ModelSpec, config: EngineConfig, device: Devi
         from penstock.runner.cuda.gpu import known_facts
 
         stored = str(subject.described.get("dtype") or subject.described.get("torch_dtype") or "")
-        packed = count_packed_bytes(subject.checkpoint, spec) if subject.checkpoint else 0
         known = known_facts(spec, stored, device.name, device.memory_bytes, device.capability)
+        packed = count_packed_bytes(subject.checkpoint, spec, known.has_fp8) if subject.checkpoint else 0
         gpu = replace(known, packed_bytes=packed)
     per_token, cores = bytes_per_token(spec, config), cpu.available_cores()
-    facts = Facts(spec.max_positions, per_token, device.memory_bytes, cores, spec.is_encoder, gpu=gpu)
+    host_bytes = AMPLE if device.is_gpu else device.memory_bytes
+    facts = Facts(spec.max_positions, per_token, host_bytes, cores, spec.is_encoder, gpu=gpu)
     return replace(facts, num_layers=spec.num_layers), gpu
 
 

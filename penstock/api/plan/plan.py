@@ -38,6 +38,23 @@ class Wish:
 
 
 @dataclass(frozen=True)
+class ReplicaCount:
+    """Engines that divide the load; some of them share a device's memory."""
+
+    count: int = 1
+    sharers: int = 1  # of one device
+
+    def share(self, device: Device) -> Device:
+        """Return the part of a device that one engine has. How fast they are beside each other is not known."""
+        if self.sharers == 1:
+            return device
+        return replace(device, memory_bytes=device.memory_bytes // self.sharers, bytes_s=0.0, ops_s=0.0)
+
+
+ONE = ReplicaCount()
+
+
+@dataclass(frozen=True)
 class Change:
     """One change of the options that makes a model fit, as flags."""
 
@@ -54,18 +71,22 @@ class Forecast:
     max_concurrency: int
     speed: Speed | None  # None: no speed of the device is known, it has several ranks, or the model makes embeddings
     change: Change | None  # None: it fits, or no single change would do
+    replicas: ReplicaCount = ONE  # all else is of one of them
 
 
-def make_plan(subject: Subject, config: EngineConfig, device: Device, wish: Wish, *, is_timed: bool) -> Forecast:
+def make_plan(
+    subject: Subject, config: EngineConfig, device: Device, wish: Wish, *, is_timed: bool, replicas: ReplicaCount = ONE
+) -> Forecast:
     """Plan for a device; with `is_timed` it is this CPU, whose steps are timed."""
+    device, concurrency = replicas.share(device), -(-wish.concurrency // replicas.count)
     context = subject.spec(config.max_model_len).max_model_len
     prompt, output, length = wish.lengths(context)
     if wish.prompt or wish.output:
         config = replace(config, max_model_len=config.max_model_len or context)
-    fit = find_fit(subject, config, device, length, wish.concurrency)
+    fit = find_fit(subject, config, device, length, concurrency)
     memory, settings = fit.memory, fit.settings
-    load = Demand(wish.concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
-    change = None if memory.fits else _find_change(subject, config, device, fit, length, wish.concurrency)
+    load = Demand(concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
+    change = None if memory.fits else _find_change(subject, config, device, fit, (length, concurrency, replicas))
     speed = None
     if not fit.spec.is_encoder and memory.fits and not fit.ranks and (device.bytes_s or is_timed):
         times: StepTimes = (
@@ -77,17 +98,20 @@ def make_plan(subject: Subject, config: EngineConfig, device: Device, wish: Wish
                 Memories.of(fit.spec, settings.kv_cache_dtype),
                 fit.spec.num_layers,
                 settings.quantization == "fp8",
+                memory.host,
             )
         )
         speed = forecast_speed(times, load)
-    each = max(1, memory.needed_tokens // wish.concurrency)
-    return Forecast(device, fit, load, length, max(0, memory.max_cache_tokens) // each, speed, change)
+    each = max(1, memory.needed_tokens // concurrency)
+    return Forecast(device, fit, load, length, max(0, memory.max_cache_tokens) // each, speed, change, replicas)
 
 
 def _find_change(
-    subject: Subject, config: EngineConfig, device: Device, fit: Fit, length: int, concurrency: int
+    subject: Subject, config: EngineConfig, device: Device, fit: Fit, load: tuple[int, int, ReplicaCount]
 ) -> Change | None:
-    """Return the first single change that makes it fit, those that cost least first."""
+    """Return the first single change that makes it fit, those that cost least first. `load`: length and number of one
+    replica's requests, and the replicas."""
+    length, concurrency, replicas = load
 
     def fits(
         config: EngineConfig, device: Device = device, length: int = length, concurrency: int = concurrency
@@ -105,13 +129,18 @@ def _find_change(
     share = fit.memory.max_cache_tokens / max(1, fit.memory.needed_tokens)
     most = int(concurrency * share)
     if most > 0 and fits(config, concurrency=most):
+        most *= replicas.count
         return Change(f"--concurrency {most}", f"memory has room for {most} at once")
     longest = int(length * share) // MIN_CONTEXT * MIN_CONTEXT
     if concurrency == 1 and longest > 0 and fits(replace(config, max_model_len=longest), length=longest):
         return Change(f"--context {longest}", f"memory has room for one request of {longest} tokens")
     if not device.is_gpu:
-        gib = -(-fit.memory.total // (1 << 30))
-        return Change(f"--memory {gib}G", f"{gib} GiB hold weights and cache")
+        of_all = f" of all {replicas.count} replicas" if replicas.count > 1 else ""
+        gib = -(-fit.memory.total * replicas.sharers // (1 << 30))
+        return Change(f"--memory {gib}G", f"{gib} GiB hold weights and cache{of_all}")
+    for size in HOST_GIB:
+        if not config.cpu_offload_gb and fits(replace(config, cpu_offload_gb=size)):
+            return Change(f"--cpu-offload-gb {size}", "so much of the weights stays in host memory; steps wait for it")
     for other in known_gpus():
         if other.memory_bytes > device.memory_bytes and fits(config, other):
             name = other.name.removeprefix("NVIDIA ").replace(" ", "-")
@@ -120,6 +149,7 @@ def _find_change(
 
 
 MIN_CONTEXT = 256
+HOST_GIB = (4, 8, 16, 32)  # of weights; with more, a larger GPU is the better advice
 FEW_TOKENS = 2048  # of a step
 
 

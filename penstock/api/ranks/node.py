@@ -33,7 +33,7 @@ def run_node(model: str, config: EngineConfig) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
-    tasks = make_tasks(config, model, config.node_rank, config.master_addr, config.master_port)
+    tasks = make_tasks(config, model, config.node_rank, (config.master_addr, config.master_port))
     ranks = make_layout(config).list_ranks(config.node_rank)
     while not stopping.is_set():
         _log.warning(

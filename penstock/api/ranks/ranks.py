@@ -46,7 +46,8 @@ RAY_THREADS = 1  # of a rank, and CPUs that Ray reserves for it, unless the user
 class Ranks:
     """The other ranks, from their start until they are joined with rank 0's runner."""
 
-    def __init__(self, config: EngineConfig, path: Path, spec: ModelSpec) -> None:
+    def __init__(self, config: EngineConfig, path: Path, spec: ModelSpec, num_replicas: int = 1) -> None:
+        """Make the ranks of one of `num_replicas` engines of this machine."""
         if config.node_rank:
             raise InvalidConfig(
                 f"node_rank={config.node_rank} computes for machine 0: run penstock serve with it there, and this on "
@@ -55,7 +56,7 @@ class Ranks:
         self.config, self.spec = config, spec
         self.layout = make_layout(config)
         self._shares = [cut_share(spec, config, rank) for rank in range(self.layout.num_ranks)]  # refuses first of all
-        self._path = path
+        self._path, self._num_replicas = path, num_replicas
         self.mesh: Mesh = OneRank()
         self._store: SharedStore | None = None
         uses_ray, own = config.distributed_executor_backend == "ray", None
@@ -89,7 +90,7 @@ class Ranks:
         return ranks, ranks.address
 
     def _make_tasks(self, credentials: Credentials | None, port: int) -> Sequence[RankTask]:
-        return make_tasks(self.config, str(self._path), 0, self.host, port, credentials)
+        return make_tasks(self.config, str(self._path), 0, (self.host, port), credentials, self._num_replicas)
 
     def gather(self, described: Mapping[str, Any], checkpoint: Checkpoint | None, kv_dtype: str) -> int:
         """Start or await the other ranks, and require that they are as this one is; returns the free memory."""
@@ -169,17 +170,22 @@ def find_patience(config: EngineConfig) -> float:
 
 
 def make_tasks(
-    config: EngineConfig, model: str, node: int, host: str, port: int, credentials: Credentials | None = None
+    config: EngineConfig,
+    model: str,
+    node: int,
+    address: tuple[str, int],
+    credentials: Credentials | None = None,
+    num_replicas: int = 1,
 ) -> list[RankTask]:
     """Make the tasks of a machine's ranks but rank 0, each with its share of the cores. Ray's are all on machine 0."""
     layout = make_layout(config)
     ranks = layout.list_ranks(node)
     options = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     threads = config.threads or (
-        RAY_THREADS if config.distributed_executor_backend == "ray" else share_cores(len(ranks))
+        RAY_THREADS if config.distributed_executor_backend == "ray" else share_cores(num_replicas * len(ranks))
     )
     wait_s = find_patience(config)
-    return [RankTask(rank, layout, model, options, host, port, credentials, wait_s, threads) for rank in ranks if rank]
+    return [RankTask(rank, layout, model, options, *address, credentials, wait_s, threads) for rank in ranks if rank]
 
 
 def share_cores(num_ranks: int) -> int:

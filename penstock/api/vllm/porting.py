@@ -101,7 +101,7 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "runner": (str, ("auto", "generate", "pooling"), "models generate text or embed it"),
     "convert": (str, ("auto", "none", "embed"), "models generate text or embed it"),
     **dict.fromkeys(
-        ("cpu_offload_gb", "num_lookahead_slots", "offload_group_size"),
+        ("num_lookahead_slots", "offload_group_size"),
         (float, (0,), "weights must fit on one device: quantize, or choose a smaller model"),
     ),
     "kv_offloading_backend": (str, ("native",), "blocks are kept in Penstock's own store"),

@@ -9,7 +9,7 @@ _GROUPS = {
     """,
     "Limits": """
         max_queued_requests max_queued_tokens request_timeout max_body_mb max_files_mb memory_budget_gb keep_alive
-        shutdown_timeout hang_timeout data_parallel_size role
+        shutdown_timeout hang_timeout data_parallel_size role kv_transfer_port
     """,
     "API": """
         served_model_name lora_modules unknown_fields tool_call_parser reasoning_parser public_prefix data_folder

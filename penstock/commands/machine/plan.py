@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from penstock.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from penstock.api.plan.devices import Device
-    from penstock.api.plan.plan import Forecast
+    from penstock.api.plan.plan import Forecast, ReplicaCount
 
 GIB = 1 << 30
 DOES_NOT_FIT = 1  # exit status
@@ -39,6 +40,7 @@ class PlanOptions:
         None, "longest request, prompt and answer (default: the model's)", least=1, most=2**31 - 1
     )
     concurrency: int = option(1, "requests at once", least=1, most=65535)
+    data_parallel_size: int = option(1, "engines that share the requests", least=1, most=64)
     prompt_tokens: int | None = option(None, "tokens of a prompt (default: 512, or what fits)", least=1, most=2**31 - 1)
     output_tokens: int | None = option(
         None, "tokens of an answer (default: 256, or what fits)", least=1, most=2**31 - 1
@@ -75,7 +77,9 @@ def plan(model: Model, as_json: Json = False, *, options: dict[str, Any], wanted
         subject = _open(model, config, Path(folder))
         try:
             wish = Wish(asked.concurrency, asked.prompt_tokens, asked.output_tokens)
-            forecast = make_plan(subject, config, device, wish, is_timed=is_timed)
+            replicas = _count_replicas(asked, device)
+            is_timed = is_timed and replicas.count == 1
+            forecast = make_plan(subject, config, device, wish, is_timed=is_timed, replicas=replicas)
         finally:
             if subject.checkpoint is not None:
                 subject.checkpoint.close()
@@ -109,6 +113,16 @@ def _find_device(asked: PlanOptions) -> tuple[Device, bool]:
     return device, not device.is_gpu and not device.bytes_s
 
 
+def _count_replicas(asked: PlanOptions, device: Device) -> ReplicaCount:
+    """Say how engines share devices: a GPU asked for by name is there for each, those here are dealt out."""
+    from penstock.api.plan.plan import ReplicaCount
+    from penstock.host.gpus import list_gpus
+
+    count = asked.data_parallel_size
+    num_devices = count if asked.gpu else max(1, len(list_gpus(os.environ))) if device.is_gpu else 1
+    return ReplicaCount(count, -(-count // num_devices))
+
+
 def describe(forecast: Forecast) -> dict[str, Any]:
     """Describe a forecast as one JSON document."""
     memory, settings, speed = forecast.fit.memory, forecast.fit.settings, forecast.speed
@@ -122,6 +136,7 @@ def describe(forecast: Forecast) -> dict[str, Any]:
             "process": memory.process,
             "total": memory.total,
             "limit": memory.limit,
+            **({"host": memory.host} if memory.host else {}),
         },
         "kv_cache_tokens": {"needed": memory.needed_tokens, "room": max(0, memory.max_cache_tokens)},
         "load": {
@@ -136,6 +151,9 @@ def describe(forecast: Forecast) -> dict[str, Any]:
             for name in ("dtype", "quantization", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens")
         },
     }
+    if forecast.replicas.count > 1:
+        facts["replicas"] = {"count": forecast.replicas.count, "on_a_device": forecast.replicas.sharers}
+        facts["replicas"]["memory_bytes"] = memory.total * forecast.replicas.count
     if forecast.fit.ranks:
         facts["ranks"] = [each.describe() for each in forecast.fit.ranks]
     if forecast.change is not None:
@@ -159,9 +177,13 @@ def _lines(model: str, forecast: Forecast) -> str:
     table = Table()
     table.add("model", f"{model} ({forecast.fit.spec.architecture})")
     table.add("device", f"{forecast.device.name}, {_gib(forecast.device.memory_bytes)}")
+    if forecast.replicas.count > 1:
+        count, sharers = forecast.replicas.count, forecast.replicas.sharers
+        shared = "each on a device of its own" if sharers == 1 else f"{sharers} share the device's memory"
+        table.add("replicas", f"{count}, {shared}; all below is of one, and all take {_gib(memory.total * count)}")
     if memory.limit != forecast.device.memory_bytes:
         table.add("for the engine", f"{_gib(memory.limit)} (--gpu-memory-utilization)")
-    table.add("weights", _gib(memory.weights))
+    table.add("weights", _gib(memory.weights) + (f", and {_gib(memory.host)} in host memory" if memory.host else ""))
     table.add("KV cache", f"{_gib(memory.cache)}: {load.concurrency} × {forecast.length} tokens")
     table.add("steps", _gib(memory.step) + (f", and {_gib(memory.process)} for the process" if memory.process else ""))
     table.add("total", _gib(memory.total))
@@ -180,7 +202,10 @@ def _lines(model: str, forecast: Forecast) -> str:
         if load.concurrency > 1:
             table.add("decode alone", f"{speed.single_tokens_s:,.1f} tokens/s")
         shares = f"{load.concurrency} × {load.prompt} in, {load.output} out"
-        table.add("the whole load", f"{speed.output_tokens_s:,.1f} output tokens/s ({shares})")
+        table.add(
+            "the whole load" if forecast.replicas.count == 1 else "its load",
+            f"{speed.output_tokens_s:,.1f} output tokens/s ({shares})",
+        )
         table.add("bound by", ", ".join(f"{name} {share:.0%}" for name, share in bound if share >= 0.05))
     return table.plain()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import Tensor
 from penstock.draft.net.feature_spec import LAYER, FeatureSpec
 from penstock.errors import InvalidModel
 from penstock.layers import StepInputs
-from penstock.models.decoder import Build, Decoder, dense
+from penstock.models.decoder import CPU, Build, Decoder, dense
 from penstock.models.files import Checkpoint
-from penstock.models.load import match
+from penstock.models.load import match, move
 from penstock.models.memory import Memory
 from penstock.models.reading import from_checkpoint
 from penstock.ops import OpTable
@@ -41,12 +42,19 @@ class FeatureNet:
     is_target = False
     own_ids: np.ndarray | None = None
 
-    def __init__(self, checkpoint: Checkpoint, spec: FeatureSpec, target: Decoder, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: FeatureSpec,
+        target: Decoder,
+        dtype: torch.dtype | None,
+        device: torch.device = CPU,
+    ) -> None:
         self.spec, self.name, self.taps = spec, spec.method, spec.taps
         self.max_model_len = spec.max_model_len
         self.ops, self._target = target.ops, target
-        take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
-        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias))
+        take = move(from_checkpoint(checkpoint, match(checkpoint, spec), dtype), device)
+        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias), device)
         self._is_eagle3 = spec.method == "eagle3"
         block = spec.layers[0]
         self._attention = spec.mixer.build(build, f"{LAYER}.attention")
@@ -57,6 +65,13 @@ class FeatureNet:
             for name in ("token_norm", "hidden_norm", "mlp_norm", "norm")
             if f"{LAYER}.{name}.weight" in build.names
         }
+        self._fc_norms = []
+        if spec.norm_before_fc:
+            self._norms["input_norm"] = replace(norm, size=len(spec.taps) * spec.width).build(
+                build, f"{LAYER}.input_norm"
+            )
+        if spec.fc_norm:
+            self._fc_norms = [norm.build(build, f"{LAYER}.fc_norm.{i}") for i in range(len(spec.taps))]
         bias = take(f"{LAYER}.fc.bias") if spec.fc_bias else None
         self._fc = SplitProduct(self.ops, take(f"{LAYER}.fc.weight"), bias, len(spec.taps) or 2)
         if self._is_eagle3:
@@ -70,25 +85,34 @@ class FeatureNet:
         return self.spec.memories()
 
     def join(self, features: Sequence[Tensor]) -> Tensor:
-        return self._fc(features) if self._is_eagle3 else features[0]
+        if not self._is_eagle3:
+            return features[0]
+        if self.spec.norm_before_fc:
+            whole = self._norms["input_norm"](torch.cat(list(features), dim=1))
+            features = [part.contiguous() for part in whole.chunk(len(features), dim=1)]
+        if self._fc_norms:
+            features = [norm(x) for norm, x in zip(self._fc_norms, features, strict=True)]
+        return self._fc(features)
 
     def forward(self, step: StepInputs, features: Tensor | None, memories: Sequence[Any]) -> Tensor:
         assert features is not None and self._mlp is not None
         ops, norms, memory = self.ops, self._norms, memories[0]
         token = self._target.embedding(step)
         if self._is_eagle3:
-            x = features
-            qkv = self._qkv([norms["token_norm"](token), norms["hidden_norm"](features)])
+            normed = norms["hidden_norm"](features)
+            x = normed if self.spec.norm_before_residual else features
+            qkv = self._qkv([norms["token_norm"](token), normed])
         else:
             x = self._fc([token, features])
             qkv = self._attention.qkv(x, step)
         queries = self._attention.write(qkv, step, memory)
         x = ops.add(x, self._attention.out(self._attention.attend(queries, step, memory), step))
-        return ops.add(x, self._mlp(norms["mlp_norm"](x), step))
+        x = ops.add(x, self._mlp(norms["mlp_norm"](x), step))
+        return norms["norm"](x) if self.spec.norm_output else x
 
     def logits(self, features: Tensor, at: Tensor | None) -> Tensor:
         x = features if at is None else self.ops.gather(at, features)
-        x = self._norms["norm"](x) if self._is_eagle3 else x
+        x = self._norms["norm"](x) if self._is_eagle3 and not self.spec.norm_output else x
         return self._target.head(x) if self._head is None else self._head.matmul(x)
 
 

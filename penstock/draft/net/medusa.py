@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidModel
-from penstock.models.decoder import Decoder, dense
+from penstock.models.decoder import CPU, Decoder, dense
 from penstock.models.files import Checkpoint
 from penstock.quant.scheme import Scheme
 
@@ -22,8 +22,10 @@ PREFIXES = ("medusa_heads.", "medusa_head.")
 class MedusaHeads:
     name = "medusa"
 
-    def __init__(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> None:
-        self.ops, self._checkpoint, self._dtype = target.ops, checkpoint, dtype
+    def __init__(
+        self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None, device: torch.device = CPU
+    ) -> None:
+        self.ops, self._checkpoint, self._dtype, self._device = target.ops, checkpoint, dtype, device
         self._width, self._vocab_size = target.spec.width, target.spec.vocab_size
         names = {self._strip(name): name for name in checkpoint.names()}
         layers: dict[tuple[int, int], dict[str, str]] = {}
@@ -64,8 +66,8 @@ class MedusaHeads:
                 f"{self._checkpoint.path}: tensor {parts['weight']!r} has shape {list(weight.shape)}, this model needs "
                 f"{[num_out, self._width]}: give the heads that were trained for it"
             )
-        bias = self._checkpoint.tensor(parts["bias"]).float() if "bias" in parts else None
-        return dense(self.ops, weight.to(self._dtype or weight.dtype), bias)
+        bias = self._checkpoint.tensor(parts["bias"]).float().to(self._device) if "bias" in parts else None
+        return dense(self.ops, weight.to(self._device, self._dtype or weight.dtype), bias)
 
     def _read_ids(self, name: str | None) -> np.ndarray | None:
         if name is None:

@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from penstock.draft.net.feature import SplitProduct
 from penstock.draft.net.feature_spec import LAYER
 from penstock.layers import StepInputs
-from penstock.models.decoder import Build, Decoder, dense
+from penstock.models.decoder import Build, Decoder
 from penstock.models.files import Checkpoint
 from penstock.models.layer import RmsNorm, Shapes, add_prefix, matrix
-from penstock.models.load import match
+from penstock.models.load import Options, match, move, read_as, storage
 from penstock.models.memory import Memory
 from penstock.models.names import IGNORED, Names, Stored
 from penstock.models.reading import from_checkpoint
@@ -95,11 +94,14 @@ class MtpNet:
     target_ids: np.ndarray | None = None
     own_ids: np.ndarray | None = None
 
-    def __init__(self, checkpoint: Checkpoint, spec: MtpSpec, target: Decoder, dtype: torch.dtype | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: MtpSpec, target: Decoder, options: Options) -> None:
+        """Matrices are stored as `options` say, as the target's are."""
         self.spec, self.ops, self._target = spec, target.ops, target
         self.max_model_len = spec.max_model_len
-        take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
-        build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias))
+        sources = match(checkpoint, spec)
+        take = move(from_checkpoint(checkpoint, sources, options.dtype), options.device)
+        hold = storage(target.ops, take, options, read_as(checkpoint, options), sources)
+        build = Build(spec, target.ops, take, hold, options.device)
         self._fc = SplitProduct(self.ops, take(f"{LAYER}.fc.weight"), None, 2)
         self._block = build.block(LAYER, spec.layers[0])
         norm = target.spec.norm

@@ -66,6 +66,7 @@ class Started:
     copied: list[Holding]  # holdings that rely on the plan's moves
     num_prompt_rows: int = 0  # of several prompt tokens; the other rows decode
     num_prompt_tokens: int = 0
+    was_alone: bool = True  # no other plan was under way when it was made
 
 
 class Accounts:

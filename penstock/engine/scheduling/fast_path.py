@@ -15,10 +15,11 @@ class DecodeFastPath:
     """Checks made at one position hold for those after it, up to the holding's `steady_until`. Whatever else happens to
     the sequence sets that to 0."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, exact_starts: bool = False) -> None:
         self._size = cache.block_size
         self._refs = cache.pool.refs
         self._possible = cache.only_full
+        self._exact_starts = exact_starts
         self._ahead = [group.ahead for group in cache.groups]
 
     def plan_row(self, sequence: Sequence, plan: int) -> Row | None:
@@ -55,6 +56,8 @@ class DecodeFastPath:
             or sequence.draft
             or sequence.suspect
             or not sequence.admitted
+            or self._exact_starts
+            and sequence.verifies
         ):
             return 0
         size, until = self._size, sequence.limit - 1
@@ -72,6 +75,7 @@ class DecodeFastPath:
             sequence.special
             or sequence.suspect
             or sequence.keys
+            or sequence.draft
             or not self._possible
             or flights[0].expected != 1
             or token in sequence.stops

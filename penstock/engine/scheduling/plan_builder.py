@@ -31,8 +31,11 @@ def is_snapshot(sequence: Sequence, position: int, cache: KVCache) -> bool:
 class PlanBuilder:
     """Collects the rows of one plan after the other."""
 
-    def __init__(self, cache: KVCache, roster: Roster, capacity: Capacity, stats: Stats) -> None:
+    def __init__(
+        self, cache: KVCache, roster: Roster, capacity: Capacity, stats: Stats, exact_starts: bool = False
+    ) -> None:
         self.cache, self.roster, self.capacity, self.stats = cache, roster, capacity, stats
+        self._exact_starts = exact_starts
         self.trees = False  # the executor verifies trees of draft tokens
         self.number = 0  # of the plan being made
         self.clear()
@@ -40,18 +43,25 @@ class PlanBuilder:
     def clear(self) -> None:
         self.entries: list[Entry] = []
         self.min_chance: float | None = None
-        self.ahead = 0
+        self.ahead, self.draft_price = 0, 0.0
         self._shared: list[Sequence] = []  # whose new blocks enter the tree with the plan
         self._admissions: list[Admission] = []
         self._num_prompt_rows = self._num_prompt_tokens = 0
 
     def count_wanted(self, sequence: Sequence) -> int:
         """Count the positions that the sequence could compute in this step, budget and memory aside."""
+        if self.must_wait(sequence):
+            return 0
         expected = sequence.expected
         known = len(sequence.tokens) + expected
         if expected and known >= sequence.limit:
             return 0
         return self.cut_at_snapshot(sequence, known - sequence.computed + len(self._find_drafts(sequence)))
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """True if the sequence's own plans must end first: it verifies drafts, or has some that what comes of those
+        plans would make stale."""
+        return self._exact_starts and bool(sequence.flights) and bool(sequence.draft or sequence.verifies)
 
     def can_plan_tree(self, sequence: Sequence) -> bool:
         return self.trees and not sequence.flights
@@ -146,6 +156,7 @@ class PlanBuilder:
             tuple(Move(copy.source, copy.target) for copy in copies),
             self.min_chance,
             self.ahead,
+            self.draft_price,
             self.cache.loads.take(self.number),
             saved,
         )

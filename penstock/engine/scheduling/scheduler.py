@@ -7,24 +7,27 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
-from penstock.engine.draft_tree import keep_likeliest, take_line
+from penstock.cache.radix import Root
+from penstock.engine.draft_tree import compute_path_chances, keep_likeliest, take_line
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.accounts import Accounts, Entry, Started, Stats
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.capacity import Capacity, Shares
+from penstock.engine.scheduling.drafts.waits import MIN_GAIN
 from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.plan_builder import PlanBuilder
 from penstock.engine.scheduling.policy import make_policy
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.roster import Roster
-from penstock.engine.scheduling.speculation import MAX_DRAFT_TOKENS, SpeculationController
+from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidConfig, InvalidRequest
 from penstock.types import Delta, Request
 
 log = logging.getLogger("penstock.engine")
+MIN_SPARE_BLOCKS = 32  # beside those of two steps, for drafts to be verified
 
 
 def list_ready(running: list[Sequence], num_batches: int) -> list[Sequence]:
@@ -52,8 +55,8 @@ class Scheduler:
         exact_starts: bool = False,
     ) -> None:
         """Without a controller, drafts that come with results are verified as they come; without a cap, prompts take
-        what the budget has left. With `exact_starts` the executor knows no count of its own: nothing is planned while
-        drafts are verified, or while some wait and a plan has not ended."""
+        what the budget has left. With `exact_starts` the executor knows no count of its own: a row that has drafts, or
+        whose drafts are verified, waits for its own plans."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -63,9 +66,9 @@ class Scheduler:
         self.roster = Roster(cache, max_num_seqs)
         self._capacity = Capacity(cache, self.roster, max_num_batched_tokens, capacity == "reserve")
         self._shares = Shares(cache, self.roster, self.policy.rank)
-        self._fast_path = DecodeFastPath(cache)
+        self._fast_path = DecodeFastPath(cache, exact_starts)
         self._accounts = Accounts(cache, self.roster, self.stats, self._fast_path)
-        self._builder = PlanBuilder(cache, self.roster, self._capacity, self.stats)
+        self._builder = PlanBuilder(cache, self.roster, self._capacity, self.stats, exact_starts)
         self._preemption = Preemption(cache, self.roster, self._shares, self.policy, self._builder, self.stats)
         self._queue = WaitingQueue(
             cache, self.roster, self._capacity, self._shares, self.policy, self._builder, self._preemption, self.stats
@@ -116,6 +119,12 @@ class Scheduler:
             sibling.leader = first
         self.roster.enter(request, [first, *siblings])
 
+    def count_known(self, request: Request) -> int:
+        """Count the tokens of a request's prompt that are in the cache, once what others put into the store is seen."""
+        if self.cache.saves is not None:
+            self.cache.saves.store.refresh()
+        return self.cache.match(Root(request.salt, request.num_public, request.lora_key), request.tokens)
+
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
         """End a request, or one of its siblings, now; its blocks are free as soon as no started plan names them."""
         deltas: list[Delta] = []
@@ -130,7 +139,12 @@ class Scheduler:
     def poll_loras(self) -> list[Delta]:
         """Take in the adapters that have been read, and end the requests of those that could not be."""
         deltas: list[Delta] = []
-        for number, why in self.roster.loras.poll().items():
+        failed = self.roster.loras.poll()
+        for sequence in [one for sequences in self.roster.requests.values() for one in sequences]:
+            excess = self.roster.loras.memory.find_excess(sequence.request.loras)
+            if excess and not sequence.done:
+                deltas += self._accounts.end_with_error(sequence, excess)
+        for number, why in failed.items():
             log.error("adapter %d cannot be read again: %s", number, why)
             for sequence in [one for sequences in self.roster.requests.values() for one in sequences]:
                 name = next((use.name for use in sequence.request.loras if use.number == number), None)
@@ -148,6 +162,7 @@ class Scheduler:
         started = self._builder.build(saves_now=not computes)
         if started is None:
             return None
+        started.was_alone = not self._started
         self._started[started.plan.number] = started
         return started.plan
 
@@ -162,12 +177,13 @@ class Scheduler:
         if self._speculation is not None:
             self._builder.min_chance = self._speculation.min_chance
             self._builder.ahead = self._speculation.choose_ahead(len(self._builder.entries))
+            self._builder.draft_price = self._speculation.ahead.price
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""
-        if self._speculation is not None and plan.rows and not result.lost:
-            self._speculation.note(plan, result)
         started = self._started.pop(plan.number)
+        if self._speculation is not None and plan.rows and not result.lost:
+            self._speculation.note(plan, result, started.was_alone)
         if self._prompt_cap is not None and plan.rows and result.error is None and not result.lost:
             num_decode = len(plan.rows) - started.num_prompt_rows
             self._prompt_cap.note(num_decode, started.num_prompt_tokens, result.step_s)
@@ -187,18 +203,26 @@ class Scheduler:
             self._queue.reclaim_slot()
         if self._speculation is not None:
             self._cut_drafts(self._speculation)
-        if self._exact_starts and self._started and self._has_drafts():
-            return
+            if self._exact_starts and self._must_all_wait(self._speculation):
+                return
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
         if self.stats.num_preemptions == preemptions:
             self._queue.admit_all(budget)
 
-    def _has_drafts(self) -> bool:
-        """True if drafts wait or are being verified."""
-        return any(s.draft for s in self.roster.running) or any(
-            entry.row.draft for started in self._started.values() for entry in started.entries
-        )
+    def _must_all_wait(self, speculation: SpeculationController) -> bool:
+        """True if nothing is to be planned before a plan ends, since drafts wait or are being verified. Where rows wait
+        for their own plans alone, drafts that are not worth that are dropped."""
+        drafting = [s for s in self.roster.running if s.draft]
+        verified = [entry.row.draft for started in self._started.values() for entry in started.entries]
+        gains = [sum(compute_path_chances(draft)) for draft in [*(s.draft for s in drafting), *verified] if draft]
+        if not gains:
+            return False
+        if speculation.all_wait(len(self.roster.running), gains):
+            return bool(self._started)
+        for sequence, gain in zip(drafting, gains):
+            sequence.draft = sequence.draft if gain > MIN_GAIN else []
+        return False
 
     def _cut_drafts(self, speculation: SpeculationController) -> None:
         """Keep the draft tokens that are worth verifying. They come after one token for every row, and none are kept
@@ -210,8 +234,9 @@ class Scheduler:
         for sequence in drafting:
             if not self._builder.can_plan_tree(sequence):
                 sequence.draft = take_line(sequence.draft)
-        is_scarce = self.cache.num_available < 2 * self._capacity.growth() + MAX_DRAFT_TOKENS
-        room = 0 if is_scarce else min(MAX_DRAFT_TOKENS, self.max_num_batched_tokens - len(running))
+        num_blocks = len(self.cache.groups) * sum(1 + len(s.draft) // self.cache.block_size for s in drafting)
+        is_scarce = self.cache.num_available < 2 * self._capacity.growth() + max(MIN_SPARE_BLOCKS, num_blocks)
+        room = 0 if is_scarce else self.max_num_batched_tokens - len(running)
         is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
         counts = speculation.choose([s.draft for s in drafting], len(running), max(0, room), is_mixed)
         for sequence, count in zip(drafting, counts):

@@ -12,6 +12,7 @@ MIN_SAMPLES = 3  # a CPU runs the first two steps of a shape without its tape
 MAX_AGE = 192  # steps; a cost measured while the machine was busy must not stop drafts for long
 TRUST = 0.6  # until it is measured, one more token costs 0.4 of a step of one sequence, 0.9 of a share in 64
 FIRST_SLOPE = 0.25  # of a step, for one more token, before anything is known
+MAX_RATIO = 1.5  # of numbers of sequences that tell what each other's draft tokens cost
 
 
 class StepCosts:
@@ -48,13 +49,66 @@ class StepCosts:
         between = self._find_between(num_sequences, num_tokens)
         if between is not None:
             return between
-        base = self.find_fastest(num_sequences, num_sequences)
-        if base is None or num_tokens <= num_sequences:
+        base = self.find_plain(num_sequences)
+        if base is None or num_tokens < num_sequences:
             return self._interpolate(num_tokens)
+        if num_tokens == num_sequences:
+            return base
+        near = self._find_near(num_sequences, num_tokens - num_sequences)
+        if near is not None:
+            return base + near
         there, here = self._interpolate(num_tokens), self._interpolate(num_sequences)
         caution = 1 - TRUST / math.sqrt(num_sequences)
         least = caution * base * (num_tokens - num_sequences) / num_sequences
         return base + (least if there is None or here is None else max(least, there - here))
+
+    def find_plain(self, num_sequences: int) -> float | None:
+        """Seconds of a step without drafts, of so many sequences or about as many; None if it was not measured."""
+        exact = self.find_fastest(num_sequences, num_sequences)
+        if exact is not None:
+            return exact
+        found = (self.find_fastest(other, other) for other in self._list_near(num_sequences))
+        return next((seconds for seconds in found if seconds is not None), None)
+
+    def _list_near(self, num_sequences: int) -> list[int]:
+        """List about as many sequences as have been measured, the nearest first."""
+        near = [n for n in self._by_sequences if n and max(n, num_sequences) <= MAX_RATIO * min(n, num_sequences)]
+        return sorted((n for n in near if n != num_sequences), key=lambda n: abs(n - num_sequences))
+
+    def hope(self, num_sequences: int, num_tokens: int) -> float | None:
+        """Seconds that such a step may take at best, where it was not measured: by what tokens cost in other steps,
+        prompts included."""
+        known = self.estimate(num_sequences, num_tokens)
+        base, there, here = (
+            self.find_plain(num_sequences),
+            self._interpolate(num_tokens),
+            self._interpolate(num_sequences),
+        )
+        if known is None or base is None or there is None or here is None or self.is_known(num_sequences, num_tokens):
+            return known
+        return min(known, base + max(0.0, there - here))
+
+    def is_known(self, num_sequences: int, num_tokens: int) -> bool:
+        """True if such a step was measured, or steps of as many sequences with fewer and with more tokens."""
+        exact = self.find_fastest(num_sequences, num_tokens)
+        return exact is not None or self._find_between(num_sequences, num_tokens) is not None
+
+    def find_price(self, num_sequences: int) -> float | None:
+        """Seconds of one more token in a step with a prompt: the mean up to the largest steps that were measured."""
+        here = self._interpolate(num_sequences)
+        if here is None or self._curve is None or self._curve[0][-1] <= 2 * num_sequences:
+            return None
+        known, costs = self._curve
+        return max(0.0, costs[-1] - here) / (known[-1] - num_sequences)
+
+    def _find_near(self, num_sequences: int, more: int) -> float | None:
+        """Return what `more` tokens cost in steps of about as many sequences, if it was measured."""
+        for other in self._list_near(num_sequences):
+            base, there = self.find_fastest(other, other), self.find_fastest(other, other + more)
+            there = self._find_between(other, other + more) if there is None else there
+            if base is not None and there is not None:
+                return max(0.0, there - base)
+        return None
 
     def _find_between(self, num_sequences: int, num_tokens: int) -> float | None:
         """Read the line between the nearest steps of as many sequences, with fewer and with more tokens."""

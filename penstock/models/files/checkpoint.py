@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from penstock.quant.packed import GgmlMatrix, Stored
 
 Format = Literal["safetensors", "gguf"]
+
+
+class Span(NamedTuple):
+    """The bytes of a stored tensor."""
+
+    path: Path
+    begin: int
+    end: int
 
 
 class Checkpoint(Protocol):
@@ -45,6 +53,9 @@ class Checkpoint(Protocol):
 
     def is_packed(self, name: str) -> bool:
         """Return True if a CPU multiplies the tensor as it is stored, as far as its header tells."""
+
+    def list_spans(self) -> dict[str, Span]:
+        """Return where each stored tensor is, under the name that the file gives it."""
 
     def tokenizer_source(self) -> Path | Mapping[str, Any]:
         """Return the folder or the metadata that the tokenizer is made from."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from penstock.errors import InvalidModel
-from penstock.models.files.checkpoint import Format
+from penstock.models.files.checkpoint import Format, Span
 from penstock.models.files.gguf import Keys, TensorInfo, Tensors
 from penstock.models.files.gguf_config import read_config
 from penstock.models.files.gguf_experts import EXPERT_CONFIGS
@@ -157,6 +157,9 @@ class GgufCheckpoint:
 
     def read_codes(self, name: str) -> None:
         return None
+
+    def list_spans(self) -> dict[str, Span]:
+        return self.file.list_spans()
 
     def is_packed(self, name: str) -> bool:
         return self.read_ggml(name) is not None

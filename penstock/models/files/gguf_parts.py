@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.errors import InvalidModel
 from penstock.host.gguf_parts import MAX_PARTS, PartName, parse_part
+from penstock.models.files.checkpoint import Span
 from penstock.models.files.gguf import GgufFile, TensorInfo
 from penstock.models.files.json_file import quote_name
 
@@ -52,6 +53,12 @@ class GgufModel:
     def raw(self, info: TensorInfo) -> np.ndarray:
         """Return the tensor's bytes, mapped from its file."""
         return self._owners[info.name].raw(info)
+
+    def list_spans(self) -> dict[str, Span]:
+        return {
+            name: Span(self._owners[name].path, info.start, info.start + info.num_bytes)
+            for name, info in self.tensors.items()
+        }
 
     def close(self) -> None:
         for part in self.parts:

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from penstock.errors import InvalidModel
-from penstock.models.files.checkpoint import Format
+from penstock.models.files.checkpoint import Format, Span
 from penstock.models.files.json_file import (
     Damaged,
     parse_object,
@@ -171,11 +171,24 @@ class SafetensorsCheckpoint:
     def is_packed(self, name: str) -> bool:
         return False
 
+    def list_spans(self) -> dict[str, Span]:
+        begins = {shard: _find_data(self.path / shard) for shard in {shard for shard, _ in self.entries.values()}}
+        return {
+            name: Span(self.path / shard, begins[shard] + entry.begin, begins[shard] + entry.end)
+            for name, (shard, entry) in self.entries.items()
+        }
+
     def tokenizer_source(self) -> Path:
         return self.path
 
     def close(self) -> None:
         self._open.clear()
+
+
+def _find_data(path: Path) -> int:
+    """Return where the data begins after a header that was read before."""
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _entries(folder: Path) -> dict[str, tuple[str, TensorEntry]]:

@@ -6,8 +6,8 @@ requests or engines.
 
 from __future__ import annotations
 
-from penstock.models.lora.adapter import fingerprint, read_adapter
+from penstock.models.lora.adapter import fingerprint, is_whole, read_adapter
 from penstock.models.lora.merge import ScaledAdapter, merge
 from penstock.models.lora.packing import Adapter
 
-__all__ = ["Adapter", "ScaledAdapter", "fingerprint", "merge", "read_adapter"]
+__all__ = ["Adapter", "ScaledAdapter", "fingerprint", "is_whole", "merge", "read_adapter"]

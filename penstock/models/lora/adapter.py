@@ -66,11 +66,16 @@ class CheckedAdapter:
                 yield module, a, b
 
 
+def is_whole(spec: ModelSpec) -> bool:
+    """Return True if one process has the whole model."""
+    return spec.cuts is None and spec.stage is None
+
+
 def read_adapter(folder: Path, spec: ModelSpec, max_rank: int, bases: Bases | None = None) -> Adapter:
     """Read a PEFT folder, or a GGUF file of llama.cpp, for a model, or what one rank of a model needs of it. Without
     the model's own weights, `bases`, low-rank matrices of linears are all it may have."""
     whole = spec if spec.cuts is None else spec.cuts.whole
-    checked = check_adapter(folder, whole, max_rank, beside=bases is not None)
+    checked = check_adapter(folder, whole, max_rank, beside=bases is not None, with_mixtures=is_whole(spec))
     adapter = Adapter({}, checked.rank)
     if bases is not None and isinstance(checked, CheckedAdapter):
         find = ModelPlaces(whole, with_stacks=True).find
@@ -91,14 +96,20 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int, bases: Bases | No
 
 
 def check_adapter(
-    folder: Path, spec: ModelSpec, max_rank: int, stored: Find | None = None, beside: bool = False
+    folder: Path,
+    spec: ModelSpec,
+    max_rank: int,
+    stored: Find | None = None,
+    beside: bool = False,
+    with_mixtures: bool = False,
 ) -> CheckedAdapter | CheckedGguf:
     """Check names, ranks and shapes of a PEFT folder or a GGUF file before the first tensor is read. `stored` finds
     modules in the base's file, for an adapter that is to be merged. `beside`: all that can be computed beside the
-    model may be there."""
-    places = ModelPlaces(spec, with_stacks=beside and folder.suffix != ".gguf")
+    model may be there; `with_mixtures`: routers and shared experts at least."""
+    is_gguf = folder.suffix == ".gguf"
+    places = ModelPlaces(spec, with_stacks=beside and not is_gguf, with_mixtures=with_mixtures and not is_gguf)
     find = stored or places.find
-    if folder.suffix == ".gguf":
+    if is_gguf:
         return check_gguf(folder, spec, max_rank, find, merges=stored is not None)
     if not folder.is_dir():
         raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, or a GGUF file")

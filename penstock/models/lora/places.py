@@ -20,7 +20,8 @@ from penstock.models.spec import ModelSpec
 EMBEDDING = "embedding.tokens"
 NO_LINEARS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b")  # tables, and what latents absorb
 HEAD = "head.rows"
-MIXTURE = re.compile(r"\.mlp\.(experts|router|selection|shared|shared_gate)\.")
+EXPERTS = re.compile(r"\.mlp\.(experts|selection)\.")
+BESIDE_EXPERTS = re.compile(r"\.mlp\.(router|shared|shared_gate)\.")  # linears that every token goes through
 TABLES = re.compile(r"embedding\.(positions|types)|head\.project|.*\.(selection|experts\.[^.]+)")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)")
 STACKS = ("gate_up_proj", "down_proj")  # parameters of modules of stacked experts
@@ -56,15 +57,15 @@ Find = Callable[[str], LoraPlace | None]  # the place of a module
 class ModelPlaces:
     """Finds the linear that a module of the base model is, or is a part of."""
 
-    def __init__(self, spec: ModelSpec, with_stacks: bool = False) -> None:
-        """`with_stacks`: those of experts and of latent attention, too."""
+    def __init__(self, spec: ModelSpec, with_stacks: bool = False, with_mixtures: bool = False) -> None:
+        """`with_stacks`: those of experts and of latent attention, too; `with_mixtures`: those beside experts."""
         self.spec, self.shapes, self.merges = spec, spec.parameters(), spec.merges()
-        self.with_stacks = with_stacks
+        self.with_stacks, self.with_mixtures = with_stacks, with_stacks or with_mixtures
 
     def find(self, module: str) -> LoraPlace | None:
         spec, shapes = self.spec, self.shapes
         stored = spec.names.find(f"{module}.weight")
-        if stored is None or stored is IGNORED or (MIXTURE.search(stored.name) and not self.with_stacks):
+        if stored is None or stored is IGNORED or not self._may_have(stored.name):
             return None
         name = stored.name.removesuffix(".weight")
         if name == HEAD and spec.head is not None:
@@ -81,6 +82,10 @@ class ModelPlaces:
             group = (merge.head_size, merge.parts[1][1]) if merge and stored.layout == "grouped" else None
             return LoraPlace(name, 0, *shape, group)
         return self._find_expert(name) or self._find_part(name)
+
+    def _may_have(self, name: str) -> bool:
+        is_beside = BESIDE_EXPERTS.search(name) is not None
+        return (self.with_mixtures or not is_beside) and (self.with_stacks or EXPERTS.search(name) is None)
 
     def _find_heads(self, name: str) -> tuple[int, int]:
         mixer: Any = self.spec.layers[int(name.split(".")[1])].mixer

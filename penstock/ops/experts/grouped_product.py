@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.ops.experts.grouped import multiply_groups
 from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
-from penstock.ops.matmul.fp8_product import quantize_fp8
+from penstock.ops.matmul.fp8_product import quantize_fp8, widen_groups
 from penstock.ops.matmul.int_product import dequantize_ints
 from penstock.ops.registry import op
 from penstock.ops.triton.tuning import uses_grouped_gemv
@@ -47,3 +47,17 @@ def grouped_int_product(
     a matrix must fill whole panels."""
     weight = dequantize_ints(words, scales, len(words) * words.shape[2], x.shape[-1])
     return _multiply(x, weight, ids, num_matrices, epilogue)
+
+
+@op(tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3})
+def grouped_fp8_group_product(
+    x: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    group: int,
+    ids: Tensor,
+    num_matrices: int,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Tensor:
+    """Multiply as `grouped_matmul` does, for FP8 codes[E · O, C] with scales as `fp8_group_product` has them."""
+    return _multiply(x, widen_groups(codes, scale, group), ids, num_matrices, epilogue)

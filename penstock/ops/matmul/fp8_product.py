@@ -1,4 +1,4 @@
-"""Matrix product with an FP8 weight and one scale per output."""
+"""Matrix products with an FP8 weight: one scale per output, or one for each group of its inputs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penstock.ops.registry import op
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 MIN_LARGEST = 1e-12  # of a row, so that its scale is not 0
+MIN_GROUP = 32  # inputs, of which groups have a multiple
 MULTIPLE = 16  # both sizes must be one, for cuBLAS
 
 
@@ -24,6 +25,16 @@ def quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows of x as FP8 codes and a scale each; NaN and infinity make their row NaN."""
     scale = x.float().abs().amax(-1).clamp(min=MIN_LARGEST) / LARGEST
     return (x.float() / scale[:, None]).clamp(-LARGEST, LARGEST).to(FP8), scale
+
+
+def can_group(num_out: int, num_in: int, group: int) -> bool:
+    """Return True if a weight of that shape can be FP8 with a scale for each `group` inputs."""
+    return can_store(num_out, num_in) and group % MIN_GROUP == 0
+
+
+def widen_groups(codes: Tensor, scale: Tensor, group: int) -> Tensor:
+    """Return the exact weight [O, C] of codes with scale[ceil(C / group), O], float32."""
+    return codes.float() * scale.t().repeat_interleave(group, dim=1)[:, : codes.shape[1]]
 
 
 @op(tolerance={torch.float32: 5e-2, torch.bfloat16: 1e-1})
@@ -43,3 +54,19 @@ def fp8_product(
         y = codes.float() * scales[:, None]
     sums = y @ (weight.float() * scale[:, None]).T
     return apply_epilogue(sums, epilogue).to(x.dtype)
+
+
+@op(tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3})
+def fp8_group_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    group: int,
+    epilogue: Epilogue = NO_EPILOGUE,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Multiply as `product` does, for an FP8 weight[O, C] whose inputs have scale[ceil(C / group), O]. Rows are not
+    rounded."""
+    y = apply_prologue(x, norm, eps)
+    return apply_epilogue(y @ widen_groups(weight, scale, group).T, epilogue).to(x.dtype)

@@ -19,6 +19,9 @@ NF4 = (
 )
 BNB_FP4 = (0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)  # then the same with a minus
 
+# What a scale of a table's values is divided by to be that of its integers.
+UNITS = {"IQ2": 8, "IQ3_XXS": 4, "IQ1": 8}
+
 # The values, and what a CPU multiplies with rounded activations: the same but for NF4 and bitsandbytes' FP4, which are
 # rounded to steps of a scale (kLevelSteps in packed/layout.h).
 FLOAT_LEVELS: dict[str, tuple[float, ...]] = {
@@ -26,10 +29,8 @@ FLOAT_LEVELS: dict[str, tuple[float, ...]] = {
     "FP4": LEVELS["FP4"],
     "NF4": NF4,
     "BNB_FP4": (*BNB_FP4, *(-level for level in BNB_FP4)),
-    "IQ2": tuple(level / 8 for level in LEVELS["IQ2"]),
-    "IQ3_XXS": tuple(level / 4 for level in LEVELS["IQ3_XXS"]),
     "IQ3_S": LEVELS["IQ3_S"],
-    "IQ1": tuple(level / 8 for level in LEVELS["IQ1"]),
+    **{name: tuple(level / unit for level in LEVELS[name]) for name, unit in UNITS.items()},
 }
 STEPS = {"NF4": 123.25, "BNB_FP4": 120.0}
 INTEGER_LEVELS = FLOAT_LEVELS | {

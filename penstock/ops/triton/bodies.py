@@ -14,8 +14,17 @@ from penstock.ops.triton.attention import (
     qkv_write,
     rope,
 )
-from penstock.ops.triton.experts import combine, grouped_ints, grouped_product, route
-from penstock.ops.triton.matmul import fp8_mlp, fp8_product, head_product, int_product, int_rows, lora, product
+from penstock.ops.triton.experts import combine, grouped_fp8, grouped_ints, grouped_product, route
+from penstock.ops.triton.matmul import (
+    fp8_groups,
+    fp8_mlp,
+    fp8_product,
+    head_product,
+    int_product,
+    int_rows,
+    lora,
+    product,
+)
 from penstock.ops.triton.sampling import report, sample
 
 __all__ = [
@@ -26,8 +35,10 @@ __all__ = [
     "elementwise",
     "encoder_attention",
     "exact",
+    "fp8_groups",
     "fp8_mlp",
     "fp8_product",
+    "grouped_fp8",
     "grouped_ints",
     "grouped_product",
     "head_product",

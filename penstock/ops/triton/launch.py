@@ -3,6 +3,9 @@ first needs its results."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -78,7 +81,24 @@ def has_large_smem(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) in LARGE_SMEM
 
 
+class _Turns(threading.local):
+    are_kept = False
+
+
+_turns = _Turns()
+
+
+@contextmanager
+def launch_in_turn() -> Iterator[None]:
+    """Start this thread's kernels after the previous one has ended, where what they take for weights may change."""
+    before, _turns.are_kept = _turns.are_kept, True
+    try:
+        yield
+    finally:
+        _turns.are_kept = before
+
+
 def pdl_options(x: Tensor) -> dict[str, Any]:
     """Return the launch options of a kernel that waits for the previous one before it writes or reads what may
     change."""
-    return {"PDL": True, "launch_pdl": True} if has_pdl(x.device) else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if has_pdl(x.device) and not _turns.are_kept else {"PDL": False}

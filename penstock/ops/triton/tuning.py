@@ -40,8 +40,18 @@ MAX_INT_TILE_ROWS = 128  # beyond, dequantize and call cuBLAS; half as many for 
 MIN_LARGE_WEIGHT = 1 << 24  # values; smaller weights make too few 256-wide tiles
 MIN_WIDE_TILE_OUTPUTS = 4096  # outputs; fewer make too few 128-wide tiles
 INT_STAGES = 3  # weight tiles in flight
+MAX_INT_GEMV_VALUES = 1 << 24  # of a weight; beyond, one row is multiplied by integer dot products: 2026-11-19
+MIN_MANY_DOT_OUTPUTS = 8192
+DOT_GROUPS = 16  # groups of 32 inputs that a program quantizes: 2026-11-19
 DEQUANTIZE_SPANS = 128  # spans per program
 DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
+
+# FP8 weights with a scale for each group of inputs: estimated 2026-11-19, not measured yet.
+MAX_GEMV_GROUP = 1024  # inputs; a program of one row reads whole groups
+WIDEN_BLOCK = 1024  # inputs per program
+FP8_GROUP_STAGES = 3  # weight tiles in flight
+MAX_FP8_TILE_ROWS = 512  # beyond, widening once and cuBLAS take less than widening for every 128 rows
+MAX_WIDE_BLOCK_ROWS = 32  # of a tile that reads 128 inputs at a time; more leave no shared memory for it
 
 # Deterministic GEMM: 2026-11-18, 1 to 256 rows, the 8B's and the 0.6B's matrices.
 EXACT_TILE_ROWS = (16, 32, 64, 128)
@@ -125,6 +135,15 @@ def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:
     if block < 4096:
         return 4, block, 4 if block <= 1024 else 16
     return 2, block, 8
+
+
+def grouped_gemv_shape(width: int, itemsize: int, is_gated: bool) -> tuple[int, int, int]:
+    """Return outputs, inputs and warps of a program that multiplies one row with a part of its expert. 2026-11-19, 768
+    and 2048 inputs."""
+    if is_gated and itemsize == 2:
+        return 1, min(1024, 1 << max(0, width - 1).bit_length()), 4
+    num_outs, block, num_warps = gemv_shape(width, itemsize)
+    return max(1, num_outs // 2) if is_gated else num_outs, block, num_warps
 
 
 class GemmTile(NamedTuple):
@@ -221,6 +240,26 @@ def int_gemv_shape(num_units: int, num_out: int) -> tuple[int, int]:
     return rows, 64 if num_units % 128 and num_units <= 1024 else 128
 
 
+class DotShape(NamedTuple):
+    """The shape of a program of integer dot products."""
+
+    has_two_panels: bool  # of 8 outputs, or 8 gates and their ups
+    num_pairs: int  # of groups of inputs, at a time
+    num_warps: int
+
+
+def int_dot_shape(num_out: int, num_pairs: int, bits: int, is_gated: bool) -> DotShape:
+    """Return the shape for so many outputs and pairs of groups. 2026-11-19, the 8B's matrices."""
+    if num_out >= MIN_MANY_DOT_OUTPUTS:
+        has_two, pairs, num_warps = True, 8, 4
+    elif num_out > MIN_WIDE_TILE_OUTPUTS:
+        has_two, pairs, num_warps = bits == 8, 16, 8
+    else:
+        has_two, pairs, num_warps = True, 32, 8
+    pairs = min(pairs, 1 << max(0, num_pairs - 1).bit_length())
+    return DotShape(has_two or is_gated, pairs, num_warps)
+
+
 def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, int, int, int]:
     """Return outputs, rows, pairs and warps of an integer tile, and how many programs to aim for. 2026-11-16."""
     rows = next(size for size in INT_TILE_ROWS if size >= num_rows)
@@ -229,6 +268,32 @@ def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, in
     if num_out * num_pairs * 64 < MIN_LARGE_WEIGHT:
         return 128, rows, 1, 4, 264
     return 256, rows, 1, 8, 132 if rows == INT_TILE_ROWS[-1] else 170
+
+
+class GroupTile(NamedTuple):
+    """The shape of a program of 8-bit floats in groups, and how many of them to aim for."""
+
+    num_outs: int
+    num_rows: int
+    num_inputs: int  # at a time
+    num_warps: int
+    num_programs: int
+
+    def sizes(self, width: int) -> tuple[int, int, int, int, bool]:
+        """Return the kernel arguments OUTPUTS, ROWS, BLOCK, STAGES and EVEN for so many inputs."""
+        return self.num_outs, self.num_rows, self.num_inputs, FP8_GROUP_STAGES, width % self.num_inputs == 0
+
+
+def fp8_tile_shape(num_rows: int, group: int, itemsize: int) -> GroupTile:
+    """Return the tile for so many rows and groups of a multiple of 32 inputs. 2026-11-19, not measured yet."""
+    rows = next((size for size in INT_TILE_ROWS if size >= num_rows), INT_TILE_ROWS[-1])
+    if itemsize == 4:  # no tensor-core instruction
+        return GroupTile(64, min(rows, 32), 32, 4, 264)
+    is_small, is_largest = rows <= MAX_WIDE_BLOCK_ROWS, rows == INT_TILE_ROWS[-1]
+    inputs = 128 if is_small else 64
+    while group % inputs:
+        inputs //= 2
+    return GroupTile(128 if is_largest else 64, rows, inputs, 8 if is_largest else 4, 528 if is_small else 264)
 
 
 class DecodeRead(NamedTuple):

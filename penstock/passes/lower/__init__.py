@@ -62,4 +62,4 @@ class Lower:
 
 def row_limits(model: Decoder) -> list[int]:
     """Where a larger step takes other kernels: warm-up runs one step of each class."""
-    return sorted({limit for block in model.blocks if isinstance(block, LoweredBlock) for limit in block.row_limits})
+    return sorted({limit for block in model.blocks for limit in getattr(block, "row_limits", ())})

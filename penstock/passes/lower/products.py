@@ -13,10 +13,16 @@ from penstock import layers
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.linear import PANEL
 from penstock.ops.matmul.product import can_defer_norm, is_skinny
-from penstock.ops.triton.tuning import EXACT_TILE_ROWS, INT_TILE_ROWS, MAX_INT_TILE_ROWS, MAX_SKINNY_ROWS
+from penstock.ops.triton.tuning import (
+    EXACT_TILE_ROWS,
+    INT_TILE_ROWS,
+    MAX_FP8_TILE_ROWS,
+    MAX_INT_TILE_ROWS,
+    MAX_SKINNY_ROWS,
+)
 from penstock.passes.lower.stages import Branch, Flow, Product
 from penstock.quant.dense import Dense, Matrix
-from penstock.quant.fp8 import Fp8
+from penstock.quant.fp8 import Fp8, Fp8Groups
 from penstock.quant.ints import Ints
 from penstock.quant.packed import Packed
 
@@ -63,8 +69,9 @@ class FusedProduct:
 
     @property
     def row_limits(self) -> tuple[int, ...]:
-        scheme = self.linear.scheme
-        return EXACT_TILE_ROWS[:-1] if scheme.ops.exact else KINDS[type(scheme)].row_limits  # type: ignore[attr-defined]
+        scheme: Any = self.linear.scheme
+        is_coded = isinstance(scheme, Ints | Fp8Groups)
+        return EXACT_TILE_ROWS[:-1] if scheme.ops.exact and not is_coded else KINDS[type(scheme)].row_limits
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,10 @@ KINDS: dict[type, Kind] = {
         lambda s, x, *rest: s.ops.product(x, s.weight, *rest), row_limits=(MAX_SKINNY_ROWS // 2, MAX_SKINNY_ROWS)
     ),
     Fp8: Kind(lambda s, x, *rest: s.ops.fp8_product(x, s.codes, s.scale, *rest)),
+    Fp8Groups: Kind(
+        lambda s, x, *rest: s.ops.fp8_group_product(x, s.codes, s.scale, s.group, *rest),
+        row_limits=(*INT_TILE_ROWS, MAX_FP8_TILE_ROWS),
+    ),
     Ints: Kind(
         lambda s, x, *rest: s.ops.int_product(x, s.words, s.scales, s.num_out, *rest),
         row_limits=(*INT_TILE_ROWS[:-1], MAX_INT_TILE_ROWS),
@@ -115,6 +126,7 @@ GROUPED: dict[type, Callable[..., Tensor]] = {
     Packed: lambda s, x, ids, count, epilogue: s.ops.grouped_packed_matmul(x, s.parts, ids, count, s.x_bits, epilogue),
     Matrix: lambda s, x, *rest: s.ops.grouped_product(x, s.weight, *rest),
     Fp8: lambda s, x, *rest: s.ops.grouped_fp8_product(x, s.codes, s.scale, *rest),
+    Fp8Groups: lambda s, x, *rest: s.ops.grouped_fp8_group_product(x, s.codes, s.scale, s.group, *rest),
     Ints: lambda s, x, *rest: s.ops.grouped_int_product(x, s.words, s.scales, *rest),
 }
 

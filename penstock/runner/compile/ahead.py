@@ -26,6 +26,7 @@ import triton
 
 import penstock
 from penstock.host.parent import die_with_parent
+from penstock.passes.outline import tensors_of
 from penstock.runner.compile import cross
 from penstock.runner.compile.meta_shapes import MetaShapes
 from penstock.runner.compile.warm import Work, first_steps, later_steps
@@ -170,7 +171,10 @@ def _drop_duplicate_blocks(singles: DecodeGraphs) -> None:
     for layer, block, cache in zip(model.spec.layers, model.blocks, singles.caches):
         tensors = [value for value in vars(cache).values() if isinstance(value, torch.Tensor)] if cache else []
         aligned = tuple(tensor.data_ptr() % 16 for tensor in tensors)
-        kept.setdefault((layer, cache and cache.group, aligned, block is model.blocks[-1]), (block, cache))
+        stored = tuple(sorted((str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors_of(block)))
+        kernels = getattr(block, "kernels", None)  # of one with offloaded weights
+        is_last = block is model.blocks[-1]
+        kept.setdefault((layer, cache and cache.group, aligned, stored, kernels, is_last), (block, cache))
     model.blocks, singles.caches = [block for block, _ in kept.values()], [cache for _, cache in kept.values()]
 
 

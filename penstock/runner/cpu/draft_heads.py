@@ -55,7 +55,9 @@ class HeadsDrafter(LineDrafter):
             end += (1 + len(row.draft) if is_sample else 0) if is_cut else row.count
             assert isinstance(device.net, NetRow)
             ahead = plan.ahead if self._branches else min(plan.ahead, self.heads.num_heads)
-            line = self.lines.begin(row, device, device.net, result, ahead) if is_sample else None
+            line = None
+            if is_sample:
+                line = self.lines.begin(row, device, device.net, result, ahead, plan.draft_price)
             if line is not None:
                 lines.append(line)
                 at.append(end - 1 - len(row.draft) + len(result.tokens) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,19 +13,27 @@ from penstock.draft.acceptance import Acceptance, Share
 from penstock.draft.drafters import MAX_ROW_JUDGED, ROW_WEIGHT
 from penstock.engine.draft_tree import compute_path_chances
 from penstock.engine.plan import Draft, Plan, Row, RowResult
-from penstock.runner.cpu.runner import Runner, StepOutput
-from penstock.runner.rows import RunningRow
+from penstock.runner.rows import RunningRow, RunningRows
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.rare.chain import find_shares
 from penstock.sampling.reject import can_reject, draw_draft, verify_by_rejection
 from penstock.sampling.row import Chooser, RowState
-from penstock.sampling.sampler import Sampled
+from penstock.sampling.sampler import Sampled, Sampler
 from penstock.types.speculation import AUTO, SpeculationParams, count_most
 
 NUM_GRADES = 8  # a draft token's grade is its probability in the drafting model, in eighths
 FIXED_GRADE = 6  # with rejection sampling, where what becomes of a token must not depend on it
+FIRST_WORTH = 1.0  # tokens expected of a line, before one was drawn
 WORTH_STEP = 0.1  # how much one line changes the mean worth of lines
 _log = logging.getLogger(__name__)
+
+
+class DraftingRunner(Protocol):
+    """A device's runner, as far as drawing draft tokens is concerned."""
+
+    model: Any
+    rows: RunningRows
+    sampler: Sampler
 
 
 @dataclass(slots=True)
@@ -103,33 +112,44 @@ class LineMaker:
 
     rejects = False  # draft tokens are verified by rejection sampling
 
-    def __init__(self, runner: Runner, name: str, target_ids: np.ndarray | None, vocab_size: int) -> None:
+    def __init__(self, runner: DraftingRunner, name: str, target_ids: np.ndarray | None, vocab_size: int) -> None:
         assert runner.rows.drafters is not None
         self.judge = Judge(name, runner.rows.drafters.acceptance)
         self._sampler, self._target_ids, self._vocab_size = runner.sampler, target_ids, vocab_size
-        self.mean_worth = 0.0  # tokens expected of a line
+        self.mean_worth = FIRST_WORTH  # tokens expected of a line
 
-    def begin(self, row: Row, device: RunningRow, own: NetRow, result: RowResult, ahead: int) -> Line | None:
-        """Begin a line for a row; None if it has no drafts, wants none, or a draft from a text is worth more."""
+    def begin(
+        self, row: Row, device: RunningRow, own: NetRow, result: RowResult, ahead: int, price: float = 0.0
+    ) -> Line | None:
+        """Begin a line for a row; None if it has no drafts, wants none, or a draft from a text is worth more: the
+        model's costs `price` tokens, and that one is there."""
         state = device.state
         self.judge.judge(own, state.tokens)
         own.drawn_from = []
         most = count_wanted(state, result, ahead) if device.drafts is not None else 0
-        if not most or result.draft and sum(compute_path_chances(result.draft)) >= self.mean_worth:
+        if not most or result.draft and sum(compute_path_chances(result.draft)) >= self._estimate(own, most) - price:
             return None
         return Line(row, device, own, result, most, len(state.tokens))
 
+    def _estimate(self, own: NetRow, most: int) -> float:
+        """Return the tokens expected of the row's next line: as many as of lines so far, but of no more than the row's
+        own acceptance lets hope for."""
+        chance = own.share.estimate(1.0, ROW_WEIGHT)
+        return min(self.mean_worth, sum(chance**place for place in range(1, most + 1)))
+
     def extend(self, line: Line, logits: Array, likeliest: int, min_chance: float) -> bool:
         """Draw the line's next token from logits [V]; False if the line ends here."""
-        state, place = line.device.state, len(line.drafts)
         logits, likeliest = self.map_logits(logits, likeliest)
         drawn = self.draw(line, logits, likeliest)
         if drawn is None or not np.isfinite(logits[drawn[0]]):
             return False
-        grade = FIXED_GRADE
-        if not self.rejects:
-            share = self.find_shares(logits, likeliest, [drawn[0]])[drawn[0]]
-            grade = min(NUM_GRADES - 1, int(NUM_GRADES * share))
+        share = None if self.rejects else self.find_shares(logits, likeliest, [drawn[0]])[drawn[0]]
+        return self.keep(line, drawn, share, min_chance)
+
+    def keep(self, line: Line, drawn: tuple[int, float | None], share: float | None, min_chance: float) -> bool:
+        """Add a token with its share of the drafting model's probability to the line; False if the line ends here."""
+        state, place = line.device.state, len(line.drafts)
+        grade = FIXED_GRADE if share is None else min(NUM_GRADES - 1, int(NUM_GRADES * share))
         chance = self.judge.estimate(line.own, grade, place)
         line.path *= chance
         if line.path < min_chance:
@@ -188,14 +208,14 @@ class LineMaker:
 class LineDrafter:
     """A drafter within the step. One that fails costs its drafts, and nobody an answer."""
 
-    def __init__(self, runner: Runner, name: str, target_ids: np.ndarray | None) -> None:
+    def __init__(self, runner: DraftingRunner, name: str, target_ids: np.ndarray | None) -> None:
         self.lines = LineMaker(runner, name, target_ids, runner.model.spec.vocab_size)
         self._has_failed = False
 
     def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
         return self.lines.verify(row, device, logits)
 
-    def draft(self, plan: Plan, rows: Sequence[RunningRow], computed: StepOutput, results: Sequence[RowResult]) -> None:
+    def draft(self, plan: Plan, rows: Sequence[RunningRow], computed: Any, results: Sequence[RowResult]) -> None:
         if self._has_failed:
             return
         lines: list[Line] = []
@@ -210,12 +230,8 @@ class LineDrafter:
             self.lines.end(lines)
 
     def fill(
-        self,
-        plan: Plan,
-        rows: Sequence[RunningRow],
-        computed: StepOutput,
-        results: Sequence[RowResult],
-        lines: list[Line],
+        self, plan: Plan, rows: Sequence[RunningRow], computed: Any, results: Sequence[RowResult], lines: list[Line]
     ) -> None:
-        """Make lines of draft tokens for the rows that want some; those begun are in `lines` whatever happens."""
+        """Make lines of draft tokens for the rows that want some; those begun are in `lines` whatever happens.
+        `computed` is what the device kept of the step."""
         raise NotImplementedError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,12 +18,18 @@ from penstock.engine.plan import Draft, Output, Plan, Row, RowResult
 from penstock.ops import argmax
 from penstock.runner.cpu.buffers import MAX_TAPED_TOKENS, Buffers, Shape
 from penstock.runner.cpu.draft_branches import BranchMaker
-from penstock.runner.cpu.draft_lines import Line, LineDrafter, NetRow
+from penstock.runner.cpu.draft_lines import DraftingRunner, Line, LineDrafter, NetRow
 from penstock.runner.cpu.runner import Runner, StepOutput, use_torch
 from penstock.runner.cpu.tapes import Tapes
+from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow
 
 MAX_CATCH_UP = 512  # tokens of all rows in one step
+FedRow = tuple[Row, RunningRow, Line | None, int]  # with the first token of the row's in the target's step
+
+
+class NetRunner(DraftingRunner, Protocol):
+    memory: BlockMemory
 
 
 class ComputedBlocks:
@@ -74,24 +81,16 @@ class ComputedBlocks:
         return most
 
 
-class NetDrafter(LineDrafter):
-    """Runs a model that drafts one token after the other."""
+class FollowingDrafter(LineDrafter):
+    """A drafter whose model keeps keys and values of its own, row by row as far as the target has come."""
 
-    def __init__(self, runner: Runner, net: DraftNet, tree: bool = False) -> None:
+    def __init__(self, runner: NetRunner, net: DraftNet) -> None:
         super().__init__(runner, net.name, net.target_ids)
-        self._branches = BranchMaker(self.lines) if tree else None
-        self.net, self._runner = net, runner
-        self.taps, self.reads_hidden = net.taps, net.shift > 0 and not net.taps
-        self.tapes: Tapes[StepOutput] = Tapes()
+        self.net = net
         first = runner.model.spec.num_layers
         groups = runner.memory.grouping.groups
-        drafting = [(g, group) for g, group in enumerate(groups) if net.is_target or group.layers[-1] >= first]
-        self._blocks = ComputedBlocks(len(runner.memory.blocks), runner.memory.block_size, drafting)
-        self._caches = runner.caches if net.is_target else runner.drafting_caches
-        self._buffers = runner.make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, runner.model.spec.max_model_len)
-        width, count = runner.model.spec.width, max(1, len(net.taps))
-        self._given = [torch.zeros(MAX_TAPED_TOKENS, width) for _ in range(count if net.shift else 0)]
-        self._own = torch.zeros(MAX_TAPED_TOKENS, width)
+        self._drafting = [(g, group) for g, group in enumerate(groups) if net.is_target or group.layers[-1] >= first]
+        self._blocks = ComputedBlocks(len(runner.memory.blocks), runner.memory.block_size, self._drafting)
 
     def follow(self, plan: Plan, rows: Sequence[RunningRow]) -> None:
         for load in plan.loads:
@@ -99,19 +98,12 @@ class NetDrafter(LineDrafter):
         for row, device in zip(plan.rows, rows):
             self._blocks.follow(row, device)
 
-    def fill(
-        self,
-        plan: Plan,
-        rows: Sequence[RunningRow],
-        computed: StepOutput,
-        results: Sequence[RowResult],
-        lines: list[Line],
-    ) -> None:
-        """Catch up, then go ahead. A model with features does the first in every step: later they are gone."""
-        if not plan.ahead and not self.net.shift:
-            return
-        fed: list[tuple[Row, RunningRow, Line | None, int]] = []  # with the row's first token in the step
-        end, room = 0, MAX_CATCH_UP
+    def _plan_rows(
+        self, plan: Plan, rows: Sequence[RunningRow], results: Sequence[RowResult], lines: list[Line], room: int
+    ) -> list[FedRow]:
+        """Return the rows that the model is behind, and begin the lines of those to be drafted for."""
+        fed: list[FedRow] = []
+        end = 0
         for row, device, result in zip(plan.rows, rows, results):
             end += row.count
             found = self._plan_row(plan, row, device, result, room)
@@ -120,16 +112,7 @@ class NetDrafter(LineDrafter):
                 fed.append((*found, end - row.count))
                 if found[2] is not None:
                     lines.append(found[2])
-        if not fed:
-            return
-        step = Plan(plan.number, tuple(row for row, _, _, _ in fed))
-        ends = np.cumsum([row.count for row in step.rows]).tolist()
-        at = [last - 1 for last, (_, _, line, _) in zip(ends, fed) if line is not None]
-        features = self._take_features(plan, fed, computed) if self.net.shift else None
-        out = self._run(step, [device for _, device, _, _ in fed], at, features, "catch up")
-        for row, device, _, _ in fed:
-            self._blocks.mark(device, row.start + row.count)
-        self._go_ahead(plan, lines, out, at)
+        return fed
 
     def _plan_row(
         self, plan: Plan, row: Row, device: RunningRow, result: RowResult, room: int
@@ -158,22 +141,64 @@ class NetDrafter(LineDrafter):
         if until <= begin:
             return None
         own.drafted = until
-        return Row(row.row, begin, until - begin, row.output), device, line
+        output = Output.NONE if line is None else Output.SAMPLE
+        return Row(row.row, begin, until - begin, output), device, line
 
     def _begin_line(self, plan: Plan, row: Row, device: RunningRow, result: RowResult, until: int) -> Line | None:
         room = self._blocks.count_room(device, until, min(until + plan.ahead, self.net.max_model_len))
         ahead = min(plan.ahead, room - until + 1)
         assert isinstance(device.net, NetRow)
-        return self.lines.begin(row, device, device.net, result, ahead) if ahead > 0 else None
+        return self.lines.begin(row, device, device.net, result, ahead, plan.draft_price) if ahead > 0 else None
 
-    def _take_features(
-        self, plan: Plan, fed: Sequence[tuple[Row, RunningRow, Line | None, int]], computed: StepOutput
-    ) -> list[torch.Tensor]:
+
+def find_features(plan: Plan, fed: Sequence[FedRow]) -> list[int]:
+    """Return, for each token to be computed, the target's token that has its features."""
+    starts = {row.row: row.start for row in plan.rows}
+    return [first + row.start - starts[row.row] + i for row, _, _, first in fed for i in range(row.count)]
+
+
+class NetDrafter(FollowingDrafter):
+    """Runs a model that drafts one token after the other."""
+
+    def __init__(self, runner: Runner, net: DraftNet, tree: bool = False) -> None:
+        super().__init__(runner, net)
+        self._branches = BranchMaker(self.lines) if tree else None
+        self._runner = runner
+        self.taps, self.reads_hidden = net.taps, net.shift > 0 and not net.taps
+        self.tapes: Tapes[StepOutput] = Tapes()
+        self._caches = runner.caches if net.is_target else runner.drafting_caches
+        self._buffers = runner.make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, runner.model.spec.max_model_len)
+        width, count = runner.model.spec.width, max(1, len(net.taps))
+        self._given = [torch.zeros(MAX_TAPED_TOKENS, width) for _ in range(count if net.shift else 0)]
+        self._own = torch.zeros(MAX_TAPED_TOKENS, width)
+
+    def fill(
+        self,
+        plan: Plan,
+        rows: Sequence[RunningRow],
+        computed: StepOutput,
+        results: Sequence[RowResult],
+        lines: list[Line],
+    ) -> None:
+        """Catch up, then go ahead. A model with features does the first in every step: later they are gone."""
+        if not plan.ahead and not self.net.shift:
+            return
+        fed = self._plan_rows(plan, rows, results, lines, MAX_CATCH_UP)
+        if not fed:
+            return
+        step = Plan(plan.number, tuple(row for row, _, _, _ in fed))
+        ends = np.cumsum([row.count for row in step.rows]).tolist()
+        at = [last - 1 for last, (_, _, line, _) in zip(ends, fed) if line is not None]
+        features = self._take_features(plan, fed, computed) if self.net.shift else None
+        out = self._run(step, [device for _, device, _, _ in fed], at, features, "catch up")
+        for row, device, _, _ in fed:
+            self._blocks.mark(device, row.start + row.count)
+        self._go_ahead(plan, lines, out, at)
+
+    def _take_features(self, plan: Plan, fed: Sequence[FedRow], computed: StepOutput) -> list[torch.Tensor]:
         """Gather the target's features of the tokens to be computed."""
-        starts = {row.row: row.start for row in plan.rows}
-        indices = [first + row.start - starts[row.row] + i for row, _, _, first in fed for i in range(row.count)]
         with use_torch():
-            at = torch.tensor(indices)
+            at = torch.tensor(find_features(plan, fed))
             return [values[at] for values in (computed.taps or [computed.hidden])]
 
     def _run(

@@ -9,7 +9,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from penstock.engine.plan import RowResult
+from penstock.engine.plan import Row, RowResult
+from penstock.ops.attention.inputs import NUM_COMMON
 from penstock.ops.sampling.report import LIST_END
 from penstock.ops.sampling.row_params import MAX_LOGPROBS
 from penstock.ops.sampling.sample import BAD
@@ -191,3 +192,16 @@ NO_TEXTS = (None,) * MAX_LOGPROBS
 def put_in_order(values: Sequence[Value], places: Sequence[int]) -> list[Value]:
     """Values sorted by their places."""
     return [value for _, value in sorted(zip(places, values), key=lambda pair: pair[0])]
+
+
+def enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarray) -> bool:
+    """Write one new block of each row and group to its place in `numbers`; True if a row has more."""
+    several = False
+    for row, place in zip(rows, places):
+        if row.blocks:
+            for g, changes in enumerate(row.blocks):
+                if changes:
+                    first = NUM_COMMON + 2 * g
+                    numbers[first : first + 2, place] = next(reversed(changes.items()))
+                    several |= len(changes) > 1
+    return several

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from penstock import ops
 from penstock.layers import KvCache
 from penstock.models.decoder import Decoder
-from penstock.models.memory import KvMemory, LatentMemory
+from penstock.models.memory import KvMemory, LatentMemory, Memory
 from penstock.ops.attention.inputs import NUM_COMMON, ROW
 from penstock.ops.sampling.extras import MU
 from penstock.ops.triton.attention.attention import tile_tokens
@@ -36,6 +37,9 @@ from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.memory import BlockMemory
 from penstock.runner.step import Step
 from penstock.sampling.row import Chooser
+
+if TYPE_CHECKING:
+    from penstock.runner.cuda.drafting.features import Features
 
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 VARIANTS = Chooser.DEVICE, Chooser.DEVICE_FILTERED, Chooser.DEVICE_EXTRAS  # of sampling
@@ -98,11 +102,13 @@ class DecodeGraphs:
         deterministic: bool,
     ) -> None:
         self.model, self.memory, self.rows = model, memory, rows
-        self.caches = memory.views(model.spec.memories())
+        self.caches = self.view_caches()
+        self.features: Features | None = None
+        self.groups: Sequence[int] = range(len(rows.tables))
         self.sizes = bucket_sizes(max_num_seqs)
         self.deterministic = deterministic
         device = rows.last.device
-        self._num_sms = num_sms
+        self.num_sms = num_sms
         self._kv_heads = max((cache.k.shape[1] for cache in self.caches if isinstance(cache, KvCache)), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
@@ -136,13 +142,16 @@ class DecodeGraphs:
             one.numbers[ROW] = self.rows.padding_row
             self.sample(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], chooser)
 
+    def view_caches(self) -> list[Any]:
+        return self.memory.views(self.model.spec.memories())
+
     def num_kv_splits(self, num_single: int, longest: int) -> int:
         if self.deterministic:
             return count_splits(num_single, longest, self._kv_heads)
-        return num_kv_splits(num_single, longest, self._kv_heads, self._num_sms)
+        return num_kv_splits(num_single, longest, self._kv_heads, self.num_sms)
 
     def num_prefix_splits(self, size: int) -> int:
-        return num_prefix_splits(size, self.tile_tokens, self._kv_heads, self._num_sms)
+        return num_prefix_splits(size, self.tile_tokens, self._kv_heads, self.num_sms)
 
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
@@ -228,11 +237,11 @@ class DecodeGraphs:
         return list(dict.fromkeys(found))
 
     def _forward(self, numbers: torch.Tensor, step: Step) -> torch.Tensor:
-        for g, table in enumerate(self.rows.tables):
+        for g in self.groups:
             self.model.ops.single_inputs(
                 numbers,
                 self.rows.last,
-                table,
+                self.rows.tables[g],
                 g,
                 self.memory.block_size,
                 step.ids,
@@ -242,7 +251,13 @@ class DecodeGraphs:
                 step.tables[g],
             )
         step.adapters = self.rows.find_adapters(numbers[ROW].long())
-        return self.model.logits(self.model.forward(step, self.caches), adapters=step.adapters)
+        return self.model.logits(self.compute(step), adapters=step.adapters)
+
+    def compute(self, step: Step) -> torch.Tensor:
+        """Hidden states of a step's tokens, or of `step.ends` alone; what a drafting model reads of them is kept."""
+        if self.features is None:
+            return self.model.forward(step, self.caches)
+        return self.features.compute(self.model, step, self.caches)
 
     def _sample(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, chooser: Chooser) -> SampledTokens:
         assert forward.made is not None
@@ -287,10 +302,13 @@ def make_decode_graphs(
         memory.blocks.device,
         isinstance(model.embedding, AdaptedEmbedding),
     )
+    tiles = find_tile_tokens(spec.memories(), memory.blocks.device, deterministic)
+    return DecodeGraphs(model, memory, rows, max_num_seqs, tiles, num_sms, eager, deterministic)
+
+
+def find_tile_tokens(memories: Sequence[Memory | None], device: torch.device, deterministic: bool) -> int:
+    """The queries of one sequence that attention over any of these memories takes at once."""
     of = exact_tile_tokens if deterministic else tile_tokens
-    memories = spec.memories()
     tiles = [of(one.num_heads, one.num_kv_heads) for one in memories if isinstance(one, KvMemory)]
-    tiles += [
-        latent_tile_tokens(one.num_heads, memory.blocks.device) for one in memories if isinstance(one, LatentMemory)
-    ]
-    return DecodeGraphs(model, memory, rows, max_num_seqs, min(tiles, default=of(1, 1)), num_sms, eager, deterministic)
+    tiles += [latent_tile_tokens(one.num_heads, device) for one in memories if isinstance(one, LatentMemory)]
+    return min(tiles, default=of(1, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,7 +11,7 @@ from math import prod
 import torch
 
 from penstock.config import GpuFacts
-from penstock.models.load import KEPT_WIDE, OUTER
+from penstock.models.load import FP8_CAPABILITY, KEPT_WIDE, OUTER
 from penstock.models.spec import ModelSpec
 from penstock.ops.matmul.fp8_product import can_store
 from penstock.ops.sampling.extras import extras_bytes
@@ -18,28 +19,55 @@ from penstock.ops.sampling.row_params import row_params_bytes
 from penstock.ops.triton.tuning import max_captured_tokens
 from penstock.runner.rows import LOGIT_ROWS
 
-FP8_CAPABILITY = (8, 9)
+# Matrices that adapters have no room for: tables, what latents absorb, and stacks.
+NO_ADAPTERS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b|.*\.experts\..*")
 MIN_CAPABILITY = (8, 0)  # older ones cannot multiply bfloat16
 MIN_TRITON, MIN_TORCH = (3, 6), "2.10"  # older Tritons do not compile all kernels
 # Compared with transformers on a GPU by tests/gpu.
 CHECKED = (
+    "ArceeForCausalLM",
     "BertModel",
     "BloomForCausalLM",
+    "Cohere2ForCausalLM",
+    "CohereForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "Exaone4ForCausalLM",
     "FalconForCausalLM",
     "GPT2LMHeadModel",
     "GPTNeoXForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GemmaForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmForCausalLM",
+    "GptOssForCausalLM",
     "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
     "LlamaForCausalLM",
+    "MiniCPM3ForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
     "OPTForCausalLM",
     "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoeForCausalLM",
     "Phi3ForCausalLM",
+    "PhiForCausalLM",
+    "PhimoeForCausalLM",
     "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
+    "YoutuForCausalLM",
 )
 NUM_SMS, MAJOR, MINOR = 16, 75, 76  # of the driver's device attributes
 
@@ -125,6 +153,7 @@ def _facts(
         0 if spec.is_encoder else max_captured_tokens(spec.num_parameters),
         lora_bytes=0 if spec.is_encoder else lora_bytes(spec),
         kept_bytes=kept_bytes(spec),
+        layer_matrix_bytes=layer_matrix_bytes(spec),
     )
 
 
@@ -168,16 +197,18 @@ def kept_bytes(spec: ModelSpec) -> int:
 
 
 def lora_bytes(spec: ModelSpec) -> int:
-    """Bytes, for each of its ranks, of an adapter of every linear, at 16 bits; each part of a linear has its own a."""
-    merges, values = spec.merges(), 0
+    """Bytes, for each of its ranks, of an adapter of every linear that may have one, at 16 bits with scales of 32; each
+    part of a linear has its own a."""
+    merges, total = spec.merges(), 0
     for name, shape in spec.parameters().items():
         linear = name.removesuffix(".weight")
         merge = merges.get(linear)
-        if len(shape) == 2 and not (merge and merge.num_matrices > 1) and not name.endswith(KEPT_WIDE):
-            values += shape[0] + shape[1] * (len(merge.parts) if merge else 1)
+        if len(shape) == 2 and linear != name and not NO_ADAPTERS.fullmatch(linear):
+            num_parts = len(merge.parts) if merge else 1
+            total += 2 * (shape[0] + num_parts * shape[1]) + 4 * num_parts
     if spec.head is not None and spec.head.tied:
-        values += spec.embedding.vocab_size + spec.embedding.width
-    return 2 * values
+        total += 2 * (spec.embedding.vocab_size + spec.embedding.row) + 4
+    return total
 
 
 def layer_bytes(spec: ModelSpec) -> int:
@@ -187,6 +218,11 @@ def layer_bytes(spec: ModelSpec) -> int:
         if name.startswith("layers."):
             sizes[name.split(".")[1]] += 2 * prod(shape)
     return max(sizes.values(), default=0)
+
+
+def layer_matrix_bytes(spec: ModelSpec) -> int:
+    """Bytes of the layers' largest matrix, or stack of experts, at 16 bits."""
+    return max((2 * prod(shape) for name, shape in spec.parameters().items() if name.startswith("layers.")), default=0)
 
 
 def matrix_bytes(spec: ModelSpec) -> tuple[int, int]:

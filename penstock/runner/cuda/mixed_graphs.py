@@ -12,7 +12,7 @@ import torch
 from penstock.ops.triton.tuning import CAPTURE_AFTER, CAPTURED_TOKENS, MIXED_SEQUENCES, max_captured_tokens
 from penstock.runner.cuda.decode_graphs import VARIANTS, DecodeGraphs, SampledTokens
 from penstock.runner.cuda.graphs import Half
-from penstock.runner.cuda.packed import MixedShape, PackedRows, find_lengths, read_inputs
+from penstock.runner.cuda.packed import MixedInputs, MixedShape, PackedRows, find_lengths, read_inputs
 from penstock.runner.cuda.staging import Staging
 from penstock.sampling.row import Chooser
 
@@ -110,7 +110,7 @@ class MixedGraphs:
         decode, num_kv_splits = self.decode, self._num_kv_splits(shape.num_single)
         inputs = read_inputs(flat, shape, decode.rows, decode.memory.block_size, num_kv_splits, None, None)
         inputs.add_ends(num_kv_splits)
-        hidden = decode.model.forward(inputs.step, decode.caches)
+        hidden = decode.compute(inputs.step)
         return decode.model.logits(hidden, adapters=inputs.end_adapters)
 
     def _sample(
@@ -132,6 +132,15 @@ class MixedGraphs:
         packed.fill(staging.take(), one.shape, self.decode.rows.padding_row)
         staging.send(one.shape.num_numbers, one.flat)
         return one
+
+    def send_alone(self, staging: Staging, packed: PackedRows) -> MixedInputs:
+        """Send rows that no captured step has room for."""
+        shape, decode = packed.shape, self.decode
+        packed.fill(staging.take(), shape, decode.rows.padding_row)
+        flat = staging.send(shape.num_numbers)
+        size = decode.memory.block_size
+        splits = decode.num_kv_splits(packed.num_single, packed.longest)
+        return read_inputs(flat, shape, decode.rows, size, splits, -(-packed.longest // size), packed.longest_prompt)
 
     def prepare(self, key: Key, chooser: Chooser) -> None:
         """Run a bucket of padding rows, and capture it."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from penstock import ops
-from penstock.engine.plan import Output, Row
+from penstock.engine.draft_tree import is_line
+from penstock.engine.plan import Output, Plan, Row
 from penstock.ops.attention.inputs import NUM_COMMON
 from penstock.ops.triton.tuning import MAX_PREFIXES
 from penstock.runner.cuda.rows import RowTensors
@@ -158,8 +159,9 @@ def read_inputs(
 class PackedRows:
     """Rows of a mixed step, packed one after the other, decode rows first."""
 
-    def __init__(self, rows: Sequence[Row], devices: Sequence[RunningRow], tile_tokens: int) -> None:
-        self.rows, self.devices = rows, devices
+    def __init__(self, rows: Sequence[Row], devices: Sequence[RunningRow], tile_tokens: int, shift: int = 0) -> None:
+        """Each position gets the token `shift` positions later."""
+        self.rows, self.devices, self._shift = rows, devices, shift
         self._counts = counts = [row.count for row in rows]
         self.ends = np.cumsum(counts).tolist()
         self.num_tokens = self.ends[-1]
@@ -186,6 +188,18 @@ class PackedRows:
     def shape(self) -> MixedShape:
         """Without padding."""
         return MixedShape(self.num_tokens, len(self.rows), self.num_single, len(self.at), len(self.tiles))
+
+    def find_firsts(self, order: Sequence[int], of_outputs: bool) -> list[int]:
+        """Return the first token, or the first output, of each of a plan's rows, which were packed in this order. Where
+        prompts are reported every token is an output."""
+        all_computed = any(row.prompt_logprobs for row in self.rows)
+        firsts, place = [0] * len(order), 0
+        for index, row, end in zip(order, self.rows, self.ends):
+            firsts[index] = end - row.count
+            if of_outputs and row.output is Output.SAMPLE:
+                firsts[index] = self.at[place] if all_computed else place
+                place += 1 + len(row.draft)
+        return firsts
 
     def fill(self, numbers: np.ndarray, shape: MixedShape, padding_row: int) -> None:
         """Write the numbers of a step of this shape, which has room for the rows."""
@@ -217,12 +231,27 @@ class PackedRows:
 
     def _fill_ids(self, ids: np.ndarray) -> None:
         """Tokens at the rows' positions; -1 for one that only the device knows yet."""
-        num = self.num_single
+        num, shift = self.num_single, self._shift
         ids[:num] = [
-            known[row.start] if row.start < len(known := device.state.tokens) else -1
+            known[row.start + shift] if row.start + shift < len(known := device.state.tokens) else -1
             for row, device in zip(self.rows[:num], self.devices)
         ]
         begin = num
         for row, device, end in zip(self.rows[num:], self.devices[num:], self.ends[num:]):
-            ids[begin:end] = device.inputs(row)
+            ids[begin:end] = device.inputs(row, shift)
             begin = end
+
+
+def require_lines(plan: Plan) -> None:
+    """Refuse a plan that verifies a tree."""
+    for row in plan.rows:
+        if not is_line(row.draft):
+            raise RuntimeError(
+                f"row {row.row} of plan {plan.number} verifies a tree of {len(row.draft)} draft tokens, and a GPU "
+                "verifies lines: plan one path of it"
+            )
+
+
+def is_single(row: Row) -> bool:
+    """True if a decode step computes the row."""
+    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs and not row.draft

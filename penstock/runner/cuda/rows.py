@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 
 import numpy as np
 import torch
@@ -195,6 +196,13 @@ class RowTensors:
         self.params = DeviceParams(num_rows, vocab_size, max_tokens, device)
         self._device = device
         self._adapters = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=device) if has_loras else None
+
+    def copy_for_drafts(self, keeps_adapters: bool) -> RowTensors:
+        """Return the same rows with last tokens of their own: those drafted."""
+        other = copy(self)
+        other.last = torch.zeros_like(self.last)
+        other._adapters = self._adapters if keeps_adapters else None
+        return other
 
     def find_adapters(self, rows: torch.Tensor) -> AdapterRows | None:
         """Find the slots of the adapters of rows[T]; None if the engine has no adapters."""

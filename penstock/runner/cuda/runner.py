@@ -14,19 +14,19 @@ import torch
 
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.draft.drafters import Drafters
-from penstock.engine.draft_tree import is_line
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora, Values, obey
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
-from penstock.ops.attention.inputs import ID, NUM_COMMON, POSITION, ROW
+from penstock.ops.attention.inputs import ID, POSITION, ROW
 from penstock.runner.compile.cache_keys import fix_cache_keys
 from penstock.runner.compile.launch_cache import cache_launches
 from penstock.runner.compile.launchers import isolate_launchers
 from penstock.runner.compile.warm import first_steps
-from penstock.runner.cuda.decode_batch import DecodeBatch, PrefixFinder, fill_shared, put_in_order
-from penstock.runner.cuda.decode_graphs import SampledTokens, make_decode_graphs
+from penstock.runner.cuda.decode_batch import DecodeBatch, PrefixFinder, enter_blocks, fill_shared, put_in_order
+from penstock.runner.cuda.decode_graphs import DecodeGraphs, SampledTokens, make_decode_graphs
+from penstock.runner.cuda.drafting.features import DeviceDrafter, KeptStep
 from penstock.runner.cuda.mixed_graphs import MixedGraphs
-from penstock.runner.cuda.packed import MixedInputs, PackedRows, max_numbers, read_inputs
+from penstock.runner.cuda.packed import PackedRows, is_single, max_numbers, require_lines
 from penstock.runner.cuda.preparation import Preparation
 from penstock.runner.cuda.staging import Staging, free_gpu_memory, record_event
 from penstock.runner.cuda.ticket import DraftRow, HostRow, Proposals, StepTicket
@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 class CudaRunner:
     store: BlockStore | None = None
     loras: LoraBank | None = None
+    drafter: DeviceDrafter | None = None
     verifies_trees = False  # where tensor cores add in the order of places, a path's sums differ from a line's
 
     def __init__(
@@ -74,7 +75,8 @@ class CudaRunner:
             self._graphs = make_decode_graphs(model, memory, max_num_seqs, num_sms, eager, deterministic)
             self._mixed = MixedGraphs(self._graphs, max_num_seqs, max_num_batched_tokens)
         self._preparation = Preparation(self._graphs, self._mixed, self._min_chooser)
-        self._caches, self._tensors = self._graphs.caches, self._graphs.rows
+        self.decode_steps: DecodeGraphs = self._graphs
+        self._tensors = self._graphs.rows
         self._prefixes = PrefixFinder(memory.block_size)
         self._batch: DecodeBatch | None = None  # of the last decode step
         self._last: StepTicket | None = None
@@ -98,11 +100,17 @@ class CudaRunner:
             return True
         try:
             with torch.inference_mode():
-                return self._preparation.step()
+                return self._preparation.step() or self.drafter is not None and self.drafter.prepare()
         except Exception as error:  # steps that are not captured are launched kernel by kernel
             self._graphs.pool.can_capture = False
             _log.warning("no more steps are captured: %s: %s", type(error).__name__, error)
             return False
+
+    def install(self, drafter: DeviceDrafter) -> None:
+        """Draft with a model from now on."""
+        self.drafter, self._graphs.features = drafter, drafter.features
+        with torch.inference_mode():
+            drafter.warm()
 
     def close(self) -> None:
         """Give up weights, cache and graphs, whoever still holds the runner: captured steps are cycles, and the
@@ -114,6 +122,8 @@ class CudaRunner:
                 self.loras.close()
             self._graphs.forget()
             self._mixed.forget()
+            if self.drafter is not None:
+                self.drafter.forget()
         vars(self).clear()
         free_gpu_memory()
 
@@ -188,14 +198,16 @@ class CudaRunner:
     def _launch(self, plan: Plan, ticket: StepTicket) -> None:
         devices = self.rows.of(plan)
         drafters = self.rows.drafters
+        if self.drafter is not None:
+            self.drafter.follow(plan, devices)
         if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
-            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance)
-        if all(_is_single(row) for row in plan.rows):
+            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance, self.deterministic)
+        if all(is_single(row) for row in plan.rows):
             self._run_decode(plan, devices, ticket)
         else:
             ticket.verifying = frozenset(row.row for row in plan.rows if row.draft)
             if ticket.verifying:
-                _require_lines(plan)
+                require_lines(plan)
                 self._verifying.append(ticket)
             self._tensors.enter(plan)
             self._run_mixed(plan, devices, ticket)
@@ -223,11 +235,12 @@ class CudaRunner:
         is_steady = batch.is_steady and (batch.is_simple or self._tensors.params.is_counted)
         if not (is_next and is_steady):
             numbers[ID, :count] = batch.tokens()
-        if _enter_blocks(plan.rows, places, numbers):
+        if enter_blocks(plan.rows, places, numbers):
             self._tensors.enter(plan)
         one = graphs[key]
         self._staging.send(len(flat), one.flat)
         logits = graphs.pool.run(one.forward)
+        self._keep(ticket, plan, devices, places, count)
         chooser = self._min_chooser
         if is_steady:
             ticket.batch, ticket.places = batch, places
@@ -314,35 +327,44 @@ class CudaRunner:
         if key is not None:
             one = self._mixed.send(self._staging, packed, key)
             logits = graphs.pool.run(one.forward)
+            self._keep_packed(ticket, plan, devices, packed, order)
             if not packed.at:
                 return
             chooser, count = self._assign_outputs(ticket, rows, of, results)
             self._fetch(ticket, logits, graphs.pool.run(one.sample[chooser]), count)
             return
-        inputs = self._send_mixed(packed)
+        inputs = self._mixed.send_alone(self._staging, packed)
         if wants_prompt:
-            states = model.forward(inputs.step, self._caches)
+            states = graphs.compute(inputs.step)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
                     self._prompt_logprobs(row, device, states[end - row.count : end], result)
             hidden, lengths = states[inputs.at], (inputs.step.places[inputs.at] + 1).int()
         else:
             lengths = inputs.add_ends(graphs.num_kv_splits(len(packed.at), packed.longest))
-            hidden = model.forward(inputs.step, self._caches)
+            hidden = graphs.compute(inputs.step)
+        self._keep_packed(ticket, plan, devices, packed, order)
         if not packed.at:
             return
         logits = model.logits(hidden, adapters=inputs.end_adapters)
         chooser, count = self._assign_outputs(ticket, rows, of, results)
         self._fetch(ticket, logits, graphs.sample(logits, lengths, inputs.rows, chooser), count)
 
-    def _send_mixed(self, packed: PackedRows) -> MixedInputs:
-        """Send rows that no captured step has room for."""
-        shape, graphs = packed.shape, self._graphs
-        packed.fill(self._staging.take(), shape, self._tensors.padding_row)
-        flat = self._staging.send(shape.num_numbers)
-        used = -(-packed.longest // self.memory.block_size)
-        splits = graphs.num_kv_splits(packed.num_single, packed.longest)
-        return read_inputs(flat, shape, self._tensors, self.memory.block_size, splits, used, packed.longest_prompt)
+    def _keep(
+        self, ticket: StepTicket, plan: Plan, devices: list[RunningRow], firsts: Sequence[int], count: int
+    ) -> None:
+        """Keep what a drafting model reads of the step."""
+        if self.drafter is not None:
+            features = self.drafter.features
+            taken = [] if features is None else features.take(count)
+            ticket.kept = KeptStep(self.drafter, plan, devices, firsts, taken, self.rows.num_plans)
+
+    def _keep_packed(
+        self, ticket: StepTicket, plan: Plan, devices: list[RunningRow], packed: PackedRows, order: Sequence[int]
+    ) -> None:
+        features = None if self.drafter is None else self.drafter.features
+        firsts = packed.find_firsts(order, features is not None and features.of_outputs)
+        self._keep(ticket, plan, devices, firsts, packed.num_tokens)
 
     def _assign_outputs(
         self, ticket: StepTicket, rows: Sequence[Row], devices: Sequence[RunningRow], results: Sequence[RowResult]
@@ -371,29 +393,3 @@ def _to_host(values: torch.Tensor) -> torch.Tensor:
 def _is_late(row: Row, device: RunningRow) -> bool:
     """True if a row's mask, or the check of its draft, depends on tokens that may not have come back."""
     return bool(row.draft) or device.state.is_mask_late(row.start + row.count - device.state.num_prompt)
-
-
-def _require_lines(plan: Plan) -> None:
-    for row in plan.rows:
-        if not is_line(row.draft):
-            raise RuntimeError(
-                f"row {row.row} of plan {plan.number} verifies a tree of {len(row.draft)} draft tokens, and a GPU "
-                "verifies lines: plan one path of it"
-            )
-
-
-def _is_single(row: Row) -> bool:
-    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs and not row.draft
-
-
-def _enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarray) -> bool:
-    """Write one new block of each row and group to its place in `numbers`; True if a row has more."""
-    several = False
-    for row, place in zip(rows, places):
-        if row.blocks:
-            for g, changes in enumerate(row.blocks):
-                if changes:
-                    first = NUM_COMMON + 2 * g
-                    numbers[first : first + 2, place] = next(reversed(changes.items()))
-                    several |= len(changes) > 1
-    return several

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from penstock.draft.grammar import GrammarDrafter
 from penstock.engine.plan import Result, Row, RowResult
 from penstock.runner.cuda.decode_batch import DecodeBatch, Report, describe_failure
+from penstock.runner.cuda.drafting.features import KeptStep
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.rows import RunningRow, add_sampled
 from penstock.sampling.sampler import Sampled, Sampler
@@ -64,15 +66,20 @@ class Proposals:
     rows: Sequence[RunningRow]
     max_tokens: int
     min_chance: float
+    deterministic: bool = False
 
     def add(self, results: Sequence[RowResult | int]) -> list[RowResult | int]:
-        """Return the results with drafts, of rows whose drafts the device can verify."""
+        """Return the results with drafts: of rows that the device can verify, and text that a grammar forces. The host
+        verifies that, whose last bits may be others."""
         found = list(results)
         for place, (device, result) in enumerate(zip(self.rows, results)):
-            if device.drafts is None or not device.state.can_verify_on_device:
+            is_forced = not device.state.can_verify_on_device
+            if device.drafts is None or is_forced and (device.state.guide is None or self.deterministic):
                 continue
             whole = RowResult((result,)) if isinstance(result, int) else result
             device.propose(whole, self.max_tokens, self.min_chance)
+            if is_forced and whole.draft and whole.draft[0].drafter != GrammarDrafter.name:
+                whole.draft = ()
             if whole.draft:
                 found[place] = whole
         return found
@@ -97,6 +104,7 @@ class StepTicket:
     device_rows: list[tuple[RowResult, RunningRow, int]] = field(default_factory=list)  # and the place of its token
     draft_rows: list[DraftRow] = field(default_factory=list)
     proposals: Proposals | None = None
+    kept: KeptStep | None = None  # for a drafting model
     idle_s: float = 0.0
     end_s: float = 0.0  # when its result was read, by the host's clock
     host_rows: list[HostRow] = field(default_factory=list)
@@ -182,5 +190,10 @@ class StepTicket:
         self.ended, self.end_s = True, time.perf_counter()
         if self.error is not None or self.lost:
             return Result(self.number, error=self.error, lost=self.lost)
-        results = self.results if self.proposals is None else self.proposals.add(self.results)
-        return Result(self.number, results, forward_s=self.waited_s, step_s=self.step_s, idle_s=self.idle_s)
+        results, draft_s = self.results if self.proposals is None else self.proposals.add(self.results), 0.0
+        if self.kept is not None:
+            results, draft_s = self.kept.add(results)
+            self.end_s = time.perf_counter()
+        return Result(
+            self.number, results, forward_s=self.waited_s, step_s=self.step_s, idle_s=self.idle_s, draft_s=draft_s
+        )

@@ -146,7 +146,7 @@ class Listener:
             raise InvalidConfig(
                 f"cannot listen on {host}:{port} for ranks ({error.strerror}): set --master-addr to an address of "
                 "this machine and --master-port to a free port"
-            ) from None
+            ) from error
 
     @property
     def port(self) -> int:
@@ -236,12 +236,12 @@ class RankLink:
                 for part in parts:
                     self._write(part)
 
-    def receive(self, wait_s: float | None = None) -> bytearray:
-        """Wait for the next frame; with `wait_s` only so long."""
+    def receive(self, wait_s: float | None = None, max_bytes: int = MAX_FRAME_BYTES) -> bytearray:
+        """Wait for the next frame of at most `max_bytes`; with `wait_s` only so long."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
         (length,) = LENGTH.unpack(self._fill(bytearray(LENGTH.size), deadline))
-        if length > MAX_FRAME_BYTES:
-            raise LinkClosed(f"{self.peer} sent a frame of {length} bytes, over {MAX_FRAME_BYTES}")
+        if length > max_bytes:
+            raise LinkClosed(f"{self.peer} sent a frame of {length} bytes, over {max_bytes}")
         return self._fill(bytearray(length), deadline)
 
     def _fill(self, into: bytearray, deadline: float | None) -> bytearray:

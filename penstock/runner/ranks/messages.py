@@ -18,7 +18,8 @@ class Identity(msgspec.Struct, frozen=True):
     """A description of a rank's code, model and options, which is the same on all: else bits would differ."""
 
     version: str
-    model: str  # a digest of config and tensor headers
+    config: dict[str, Any]  # the model's
+    weights: dict[str, str]  # each tensor's dtype, shape and samples
     options: dict[str, Any]
     cpu_path: str
 
@@ -132,22 +133,28 @@ def strip(admission: Admission, keeps_prompt: bool) -> Admission:
 
 
 def require_equal(rank: int, own: Identity, theirs: Identity) -> None:
-    """Require that a rank is as rank 0 is; the error names both values."""
+    """Require that a rank is as rank 0 is; the error names what differs, and both values."""
     for field, remedy in REMEDIES.items():
         ours, found = getattr(own, field), getattr(theirs, field)
-        if field == "options":
-            name = next((name for name in ours if ours[name] != found.get(name)), None)
-            if name is not None:
-                raise InvalidConfig(
-                    f"rank {rank} has {name}={quote(found.get(name))}, but rank 0 has {quote(ours[name])}: {remedy}"
-                )
-        elif ours != found:
-            raise InvalidConfig(f"rank {rank} has {field} {quote(found)}, but rank 0 has {quote(ours)}: {remedy}")
+        if ours == found:
+            continue
+        what = f"{field} "
+        if isinstance(ours, dict):
+            names = [name for name in {**ours, **found} if ours.get(name) != found.get(name)]
+            what = PREFIXES[field].format(count=len(names), total=len(ours)) + f"{names[0]}="
+            ours, found = ours.get(names[0]), found.get(names[0])
+        raise InvalidConfig(f"rank {rank} has {what}{quote(found)}, but rank 0 has {quote(ours)}: {remedy}")
 
 
+PREFIXES = {
+    "config": "another config: ",
+    "weights": "other weights: {count} of {total} tensors differ, the first is ",
+    "options": "",
+}
 REMEDIES = {
     "version": "install the same Penstock on all machines",
-    "model": "config or weights differ; copy the model's files to all machines",
+    "config": "copy the model's files to all machines",
+    "weights": "copy the model's files to all machines",
     "options": "give all machines the same options",
     "cpu_path": "kernels of other widths; set PENSTOCK_CPU to a value that all machines have",
 }

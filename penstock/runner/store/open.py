@@ -52,20 +52,24 @@ def open_store(
     files = None
     if settings.kv_offloading_path is not None:
         files = FileTier(settings.kv_offloading_path, int(settings.kv_offloading_disk_size * GIB))
-    fingerprint = make_fingerprint(settings, path, spec, grouping)
+    fingerprint, between_machines = make_fingerprints(settings, path, spec, grouping)
     name = f"rank {part.rank} {fingerprint}".encode() if part.rank else b""
     store = BlockStore(int(settings.kv_offloading_size * part.share * GIB), files, name)
-    names = BlockNames(fingerprint)
-    return store, Offloading(store, names, max(1, SAVED_BYTES // grouping.block_bytes))
+    names = BlockNames(fingerprint, between_machines=between_machines)
+    return store, Offloading(store, names, max(1, SAVED_BYTES // grouping.block_bytes), grouping.block_bytes)
 
 
-def make_fingerprint(settings: Resolved, path: Path, spec: ModelSpec, grouping: Grouping) -> str:
-    """Describe all that a block's bytes depend on, besides its tokens, adapters and salt."""
+def make_fingerprints(settings: Resolved, path: Path, spec: ModelSpec, grouping: Grouping) -> tuple[str, str]:
+    """Describe all that a block's bytes depend on, besides its tokens, adapters and salt; with the times of the model's
+    files and without, as servers on several machines compare them."""
     chosen = [(name, getattr(settings, name)) for name in SETTINGS]
     model = (spec.embedding, spec.layers, spec.norm, spec.head)  # angles may depend on the context length
     seed = settings.seed if settings.load_format == "dummy" else 0
     code = (VERSION, _hash_code(), _name_device(settings.device))
-    return repr((code, chosen, seed, model, grouping, _describe_files(path)))
+    files = _describe_files(path)
+    timeless = [(name, size, sample) for name, size, _, sample in files]
+    whole, part = (repr((code, chosen, seed, model, grouping, described)) for described in (files, timeless))
+    return whole, part
 
 
 def _name_device(device: str) -> str:

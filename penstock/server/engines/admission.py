@@ -59,7 +59,14 @@ class FairShares:
         self._spent[tenant] = self._spent.get(tenant, 0.0) + cost
 
     def serve(self, name: str) -> None:
-        self._level = max(self._level, self._spent[name])
+        self._level = max(self._level, self._spent.get(name, 0.0))
+
+    def forget(self, waiting: Container[str], max_tenants: int) -> None:
+        """Forget tenants that would start level with the others anyway, if too many are remembered; then all."""
+        if len(self._spent) > max_tenants:
+            self._spent = {name: one for name, one in self._spent.items() if one > self._level or name in waiting}
+        if len(self._spent) > max_tenants:
+            self._spent = {name: one for name, one in self._spent.items() if name in waiting}
 
     def pick(self, waiting: Container[str]) -> str | None:
         while self._heap:

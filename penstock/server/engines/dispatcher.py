@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.engine.messages import HANDED_OVER, Abort, Add, Mark
 from penstock.errors import EngineFailed, InvalidRequest, PenstockError
+from penstock.server.config import PREFILL
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.direct import UnwrittenDeltas
 from penstock.server.engines.in_flight import STARTED_COST, InFlightRequest, Occupancy, RequestPart
-from penstock.server.engines.process import PREFILL
 from penstock.server.engines.replica import Replica, Replicas, can_hand_over
 from penstock.server.observe.ranks import RankLoss
 from penstock.types import Delta
@@ -126,9 +126,11 @@ class Dispatcher:
 
     def _handle_delta(self, part: RequestPart, delta: Delta) -> None:
         flight = part.flight
-        is_handed_over = delta.finish_reason == HANDED_OVER
+        is_handed_over = delta.finish_reason == HANDED_OVER and not flight.request.hand_over
         if is_handed_over:
             delta = msgspec.structs.replace(delta, finish_reason=None)
+        elif delta.finish_reason == HANDED_OVER:  # to another server
+            flight.handed_over_at = part.engine.transfer_port
         self.admission.pace.finish(flight)
         part.num_tokens += len(delta.tokens)
         part.engine.begin(part)
@@ -174,11 +176,14 @@ class Dispatcher:
             self.parts.remove(part)
         replica.clear()
         lost, condemned = replica.quarantine.handle_death(parts, was_ready)
-        self._lost.extend(lost)
+        handed = [part for part in lost if part.flight.request.hand_over]  # their servers need not wait
+        self._lost.extend(part for part in lost if part not in handed)
         why = "the engine died and was restarted" if loss is None else loss.explain()
         for part in (*lost, *replica.quarantine):
             part.flight.trace.restart(loss)
             part.flight.follow(part.siblings, "restart", why)
+        for part in handed:
+            self._fail(part.flight, EngineFailed("the engine of this prompt died: have it computed elsewhere"))
         for part in condemned:
             self._fail(part.flight, EngineFailed("this request crashed the engine each time it ran; it is not retried"))
         self.dispatch()
@@ -266,7 +271,7 @@ class Dispatcher:
         outputs, request = part.outputs, part.next_request()
         if self.admission.fair_shares.is_shared:
             request = replace(request, priority=0)  # no effect across tenants
-        if replica.role == PREFILL and can_hand_over(request) and outputs is None:
+        if replica.role == PREFILL and self.replicas.can_answer and can_hand_over(request) and outputs is None:
             request = replace(request, hand_over=True)
         has_others = len(self.replicas) > 1
         why, tenants = _describe_rows(replica, self.parts, has_others)

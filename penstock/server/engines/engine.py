@@ -95,7 +95,8 @@ class RemoteEngine:
         self.view = EngineView(self._send)
         self._closing = asyncio.Event()
         self.dispatcher = dispatcher
-        self.replica = dispatcher.replicas.add(self._send, launch.find_role(len(dispatcher.replicas)))
+        self._number = len(dispatcher.replicas)
+        self.replica = dispatcher.replicas.add(self._send, launch.find_role(self._number))
         self.controls = Controls(self._send)
         self.ranks = RankWatch()
         self.list_first: Callable[[], Iterable[object]] = tuple  # messages that come before the requests
@@ -162,7 +163,7 @@ class RemoteEngine:
         self._watchdog.start()
         end = "it did not start"
         try:
-            self._process = await EngineProcess.start(self.launch)
+            self._process = await EngineProcess.start(self.launch, self._number)
             try:
                 if not self._closing.is_set():  # it may have been set meanwhile
                     await self._process.watch(self._handle, self.dispatcher.unwritten.flush)
@@ -247,7 +248,7 @@ class RemoteEngine:
             self.controls.open(self.list_first())
             self.replica.num_slots = next((value for name, value, _ in report.settings if name == "max_loras"), 0)
             self.ranks.open(report.ranks)
-            self.replica.ranks = report.ranks
+            self.replica.ranks, self.replica.transfer_port = report.ranks, report.transfer_port
             self.dispatcher.open(self.replica, report.max_num_seqs, report.kv_cache_tokens)
 
     def forget_prefixes(self) -> None:

@@ -56,6 +56,7 @@ class Fleet:
             RemoteEngine(one, launch, self.dispatcher, hang_s=hang_s, on_found=on_found)
             for one in (names if len(names) > 1 else [name])
         ]
+        self.num_forgotten = 0  # times that the caches were emptied
         self.view = FleetView(self.engines)
 
     def list_first(self, list_messages: Callable[[], Iterable[object]]) -> None:
@@ -149,6 +150,7 @@ class Fleet:
         self.dispatcher.abort(*flights)
 
     def forget_prefixes(self) -> None:
+        self.num_forgotten += 1
         for engine in self.engines:
             engine.forget_prefixes()
 

@@ -108,6 +108,7 @@ class InFlightRequest:
         self._items: deque[StreamDelta | PenstockError | None] = deque()
         self._waiter: asyncio.Future[None] | None = None  # of `items`: all before is sent
         self._num_cached: int | None = None
+        self.handed_over_at: int | None = None  # port from which other servers fetch its prompt's blocks
         self.num_muted = 0  # items at the beginning of what comes that the client has already
 
     @property

@@ -20,17 +20,18 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from penstock.engine.messages import Command, Report, Stop
+from penstock.engine.messages import BlockTransfer, Command, Report, Stop
 from penstock.errors import InvalidConfig
+from penstock.host.gpus import EnginePlace, deal_gpus, list_gpus
 from penstock.host.machine import python_command
-from penstock.server.config import ROLES
+from penstock.server.config import BOTH
 from penstock.server.connections.body_memory import run_without_gc
+from penstock.server.handover.roles import check_store
 
 FOLDER = "penstock-sockets-"
 MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path without the null
 LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"
 WORKER = python_command("penstock.api.worker")
-PREFILL, DECODE, BOTH = ROLES
 STOP_S = 5.0
 _serial_numbers = itertools.count(1)
 DRAIN_MS = 20  # for reports left after its death
@@ -118,9 +119,12 @@ class Launch:
     num_replicas: int = 1
     command: Sequence[str] = WORKER
     roles: Sequence[str] = ()  # of the replicas: prefill, decode or both; empty: all do both
+    transfer: BlockTransfer | None = None  # of blocks, where other servers have the other role
 
     def __post_init__(self) -> None:
-        if self.roles and not self.options.get("kv_offloading_path"):
+        if self.transfer is not None:
+            check_store(self.roles[0], self.options, self.transfer.port)
+        elif self.roles and not self.options.get("kv_offloading_path"):
             raise InvalidConfig(
                 "role hands prompts over through a store that engines share: set kv_offloading_path, to a folder in "
                 "/dev/shm for one in memory"
@@ -130,8 +134,19 @@ class Launch:
                 "role hands prompts over by their cache blocks, but enable_prefix_caching=False: leave one of them out"
             )
 
+    def find_place(self, number: int) -> EnginePlace:
+        """Return an engine's place among the GPUs; an engine for CPUs needs none."""
+        gpus = [] if self.options.get("device") == "cpu" else list_gpus(os.environ)
+        return deal_gpus(number, self.num_replicas, gpus, os.environ)
+
     def find_role(self, number: int) -> str:
         return self.roles[number] if self.roles else BOTH
+
+    def find_transfer(self, number: int) -> BlockTransfer | None:
+        """Return a replica's part in handing prompts over: each has a port of its own."""
+        if self.transfer is None or not self.transfer.port:
+            return self.transfer
+        return msgspec.structs.replace(self.transfer, port=self.transfer.port + number)
 
 
 class EngineProcess:
@@ -147,17 +162,17 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(cls, launch: Launch) -> EngineProcess:
-        """Start a process."""
-        folder = launch.folder
-        number = next(_serial_numbers)
-        paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
+    async def start(cls, launch: Launch, number: int = 0) -> EngineProcess:
+        """Start the process of a replica, by its number."""
+        folder, place = launch.folder, launch.find_place(number)
+        serial = next(_serial_numbers)
+        paths = [folder / f"{serial}.engine", folder / f"{serial}.beat"]
         sockets: list[zmq.asyncio.Socket] = []
         try:
             for path in paths:
                 sockets.append(_bind(path))
             process = await asyncio.create_subprocess_exec(
-                *launch.command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+                *launch.command, stdin=asyncio.subprocess.PIPE, start_new_session=True, env={**os.environ, **place.env}
             )
         except BaseException:
             _close(sockets, paths)
@@ -167,7 +182,9 @@ class EngineProcess:
             "options": launch.options,
             "endpoint": f"ipc://{paths[0]}",
             "beat_endpoint": f"ipc://{paths[1]}",
-            "num_replicas": launch.num_replicas,
+            "num_replicas": place.sharers.machine,
+            "num_on_gpu": place.sharers.gpu,
+            "transfer": launch.find_transfer(number),
         }
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already, which `watch` reports

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.engine.messages import Abort, Add, RankRecord
+from penstock.server.config import BOTH, DECODE, PREFILL
 from penstock.server.engines.prefixes import BLOCK_TOKENS, MIN_KNOWN_TOKENS, SentPrefixes
-from penstock.server.engines.process import BOTH, DECODE, PREFILL
 from penstock.server.engines.quarantine import Quarantine
 from penstock.types import Request
 
@@ -30,6 +30,7 @@ class Replica:
         self.max_rows: int | None = None  # of the present process
         self.num_slots = 0  # for adapters
         self.ranks: Sequence[RankRecord] = ()  # of the present process, where there are several
+        self.transfer_port: int | None = None  # that other servers fetch its blocks from
         self.quarantine = Quarantine()
         self.prefixes = SentPrefixes()
         self.num_rows = 0
@@ -138,6 +139,11 @@ class Replicas:
     @property
     def has_room(self) -> bool:
         return any(replica.has_room for replica in self)
+
+    @property
+    def can_answer(self) -> bool:
+        """True if answers are not left to other servers."""
+        return any(replica.role != PREFILL for replica in self)
 
     @property
     def has_trials(self) -> bool:

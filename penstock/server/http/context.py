@@ -27,6 +27,7 @@ from penstock.server.connections.body_memory import (
     run_without_gc,
 )
 from penstock.server.engines.direct import OpenBody
+from penstock.server.handover.asked import is_prefill
 from penstock.server.http import sse
 from penstock.server.http.client import Client as Client
 from penstock.server.http.decode import decode
@@ -193,7 +194,7 @@ async def start_generation(
 ) -> Generation:
     """Queue a request's prompts unless the client disconnects meanwhile, and release its body."""
     work = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
-    waits = any(model.text.has_to_prepare(params) for _, params in prompts)
+    waits = any(model.text.has_to_prepare(params) for _, params in prompts) or is_prefill()
     generation = await (cancel_on_disconnect(request, work) if waits else work)
     generation.open_body = request.scope.get(OPEN_BODY)
     request.scope[USAGE] = generation.usage

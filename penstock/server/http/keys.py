@@ -22,6 +22,7 @@ from penstock.host.files import UnreadableFile, read_regular
 from penstock.host.ids import SOURCE
 from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
+from penstock.server.handover.asked import CURRENT_HANDOVER, HANDOVER
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
 from penstock.server.http.relay import CURRENT_RELAY, RELAY, Relay, RouterAccess
@@ -247,6 +248,14 @@ class AuthMiddleware:
             scope[IDENTITY] = client
             sees_own = local and not self._ring.closed and not is_routed
             scope[SEES_ALL] = client is not None and client.is_admin or sees_own
+        asked = CURRENT_HANDOVER.set(scope.get(HANDOVER))
+        try:
+            await self._run(scope, receive, send)
+        finally:
+            CURRENT_HANDOVER.reset(asked)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app with a router's ids."""
         relay: Relay | None = scope.get(RELAY)
         if relay is None:
             return await self._app(scope, receive, send)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.host.ids import IdSource
+from penstock.server.handover.asked import HANDOVER, read_handover
 from penstock.server.http.client import Client
 from penstock.server.http.errors import ApiError
 from penstock.types import Delta, Logprob, StreamDelta
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 KEY_HEADER, RELAY_HEADER, RESUME_HEADER = b"penstock-router-key", b"penstock-relay", b"penstock-resume-bytes"
 TENANT_HEADER, ADMIN_HEADER, KIND_HEADER = b"penstock-router-tenant", b"penstock-router-admin", "penstock-relay-kind"
+FACTS_HEADER = "penstock-server-facts"  # of an answer to the router's health check
 MARK = b": penstock "  # begins the line of a mark, which no event does
 MOVED = MARK + b"null\n"  # this server stops: the stream goes on elsewhere
 RELAY = "relay"  # scope key: the request's Relay
@@ -61,6 +63,14 @@ class Handover(msgspec.Struct, frozen=True):
 
     kind: str  # of the model there
     parts: list[ShownPart]
+
+
+class ServerFacts(msgspec.Struct, frozen=True):
+    """A server's cache and rows, as it tells a router. A cache has another name once it was emptied."""
+
+    cache: str
+    cache_tokens: int | None = None  # None: a store keeps more
+    rows: int | None = None  # None: a model is loaded when it is asked for
 
 
 class Relay:
@@ -189,6 +199,11 @@ class RouterAccess:
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else key.encode()
 
+    def knows(self, scope: Scope) -> bool:
+        """True if a request has the router's key."""
+        given = _find(scope, KEY_HEADER)
+        return given is not None and self._key is not None and hmac.compare_digest(given, self._key)
+
     def read(self, scope: Scope) -> tuple[bool, Client | None]:
         """True if the router's key is given, and the client that it vouches for; a wrong key is an error."""
         given = _find(scope, KEY_HEADER)
@@ -205,6 +220,8 @@ class RouterAccess:
         relay = _FORM.fullmatch(_find(scope, RELAY_HEADER) or b"")
         if relay is not None:
             scope[RELAY] = Relay(relay[1].decode(), int(relay[2]))
+        if (asked := read_handover(scope)) is not None:
+            scope[HANDOVER] = asked
         tenant, is_admin = _find(scope, TENANT_HEADER), _find(scope, ADMIN_HEADER) is not None
         return True, None if tenant is None else Client(tenant.decode("utf-8", "replace"), is_admin)
 

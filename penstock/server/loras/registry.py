@@ -73,7 +73,7 @@ class LoraRegistry:
 
     def list_messages(self) -> list[object]:
         """List what an engine must know before the requests. It reads an adapter when the first of them runs."""
-        return [LoadLora(one.number, one.path, one.fingerprint) for one in (*self, *self._retired)]
+        return [LoadLora(one.number, one.path, one.fingerprint, one.rank) for one in (*self, *self._retired)]
 
     async def load_modules(self) -> None:
         """Load the adapters that the model begins with, when it is loaded for the first time."""

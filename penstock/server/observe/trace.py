@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine.messages import Mark, RankRecord
+from penstock.server.handover.asked import HandedOver
 from penstock.server.observe.ranks import RankLoss, describe_facts
 
 MAX_STAGES = 100  # further ones are in the totals alone
@@ -58,6 +59,8 @@ class Trace:
         self.replicas: list[int] = []  # where its parts ran, where there are several
         self.ranks: list[tuple[int, Sequence[RankRecord]]] = []  # of the engine processes where its parts ran
         self.lost_ranks: list[RankLoss] = []  # that ended one of these
+        self.taken: HandedOver | None = None  # the prompt, from the server that computed it
+        self.num_fetched, self.fetch_s = 0, 0.0  # blocks that came from there, and how long that took
         self.outlives_connection = False  # it ends with its last token
         self.parent = ""  # a traceparent header
         self.energy_j: float | None = None
@@ -129,6 +132,10 @@ class Trace:
             if self.name == "grammar":
                 self.stages[-1].why = why
             self.follow(answer, "wait", mark.at_s)
+        elif mark.kind == "fetched":
+            self.num_fetched, self.fetch_s = mark.total, mark.count / 1e6
+            if self.name == "wait":
+                self.stages[-1].then = f"{mark.total} blocks of its prompt were fetched in {mark.count / 1e3:.1f} ms"
         elif mark.kind == "preempt":
             self.num_preemptions += 1
             self.follow(answer, "preempted", mark.at_s, mark.why, {mark.tenant: 1} if mark.why else None)
@@ -141,7 +148,7 @@ class Trace:
         if self.run_s is None:
             self.run_s = mark.at_s
         if self.name in ("wait", "preempted"):
-            self.stages[-1].then = mark.why
+            self.stages[-1].then = "; ".join(filter(None, (self.stages[-1].then, mark.why)))
         restored = f", {mark.count} of them restored from the store" if mark.count else ""
         self.follow(answer, "prefill", mark.at_s, f"{mark.start} tokens were cached{restored}" if mark.start else "")
 
@@ -262,6 +269,7 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
         "status": trace.status,
         "finish_reasons": trace.finish_reasons,
         **({"replicas": trace.replicas} if trace.replicas else {}),
+        **({} if trace.taken is None else {"handover": _format_handover(trace, trace.taken, sees_all)}),
         **(_format_ranks(trace) if sees_all and trace.ranks else {}),
         "begun": trace.begun_unix_s,
         "stages": stages,
@@ -280,6 +288,17 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
             "restarts": trace.num_restarts,
             **({} if trace.energy_j is None else {"energy_mj": round(1e3 * trace.energy_j, 3)}),
         },
+    }
+
+
+def _format_handover(trace: Trace, taken: HandedOver, sees_all: bool) -> dict[str, Any]:
+    """Format where a request's prompt was computed, and how its blocks came from there."""
+    return {
+        **({"server": taken.server} if sees_all else {}),
+        "prompt_tokens": taken.num_tokens,
+        "prefill_s": round(taken.seconds, 6),
+        "fetched_blocks": trace.num_fetched,
+        "fetch_s": round(trace.fetch_s, 6),
     }
 
 

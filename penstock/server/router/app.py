@@ -49,6 +49,9 @@ OWN: dict[tuple[str, str], Handler] = {
     ("POST", "/flush_cache"): routes.tell_all,
     ("POST", "/admin/models/load"): routes.tell_all,
     ("POST", "/admin/models/unload"): routes.tell_all,
+    ("POST", "/v1/sessions/save"): routes.ask_holder,
+    ("POST", "/v1/sessions/restore"): routes.ask_holder,
+    ("POST", "/v1/sessions/erase"): routes.ask_holder,
     ("GET", "/admin/upstreams"): routes.list_upstreams,
     ("POST", "/admin/upstreams"): routes.set_drained,
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config import check_options, option
 from penstock.errors import InvalidConfig
-from penstock.server.config import LOG_FORMATS, MAX_SECONDS
+from penstock.server.config import LOG_FORMATS, MAX_QUEUED, MAX_SECONDS
 
 POLICIES = ("prefix", "least_busy", "round_robin")
 
@@ -26,6 +26,12 @@ class RouterConfig:
     router_key_file: str | None = option(None, "file with the key that our servers have too, to continue streams")
     upstream_ca_file: str | None = option(None, "certificates to trust for https:// servers (default: the system's)")
     policy: str = option("prefix", "choice of the server: longest prefix, least busy, or in turn", POLICIES)
+    max_queued_requests: int = option(
+        512, "max requests that wait for a server's row; further ones get 429", least=1, most=MAX_QUEUED
+    )
+    max_upstream_requests: int | None = option(
+        None, "max requests at once on a server that does not tell its rows (default: no limit)", least=1, most=65536
+    )
     max_body_mb: int = option(32, "max size of a request body, in MiB", least=1, most=1024)
     max_files_mb: int = option(1024, "max size of an uploaded file, in MiB", least=1, most=1 << 20)
     heartbeat_s: float = option(1.0, "seconds between health checks of a server", least=0.05, most=3600)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from penstock.errors import Busy
+from penstock.server.handover.router import PromptHandover
 from penstock.server.http.context import run_until_disconnect
-from penstock.server.http.errors import ApiError
+from penstock.server.http.errors import ApiError, to_api_error
 from penstock.server.http.relay import KEY_HEADER, KIND_HEADER, RELAY_HEADER, RESUME_HEADER
+from penstock.server.router.admission import FleetQueue, QueuedCall
 from penstock.server.router.failures import encode_end, make_no_server_error, make_owner_error, refuse
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.marks import MarkedStream
@@ -27,6 +31,8 @@ from penstock.server.router.upstream import Upstream
 
 log = logging.getLogger("penstock.router")
 BUFFERED_BYTES = 4 << 20  # of an answer that is no stream, before any is passed on: until then it can be asked again
+BYTES_PER_TOKEN = 4  # of prompts, for fair shares
+MAX_COUNTED_BYTES = 1 << 20  # of an answer whose `usage` is read
 MAX_REFUSAL_BYTES = 1 << 20
 MAX_DEATHS = 3  # of servers that work on a request
 RESUME_WAIT_S = 60.0  # for a server that a stream can go on at
@@ -76,6 +82,7 @@ class Call:
     owner: Upstream | None = None  # the only server that can answer
     learns_id: bool = False  # the answer is something that its server keeps
     router_key: bytes | None = None
+    tenant: str = ""
     relay: bytes = field(default_factory=lambda: f"{secrets.token_hex(16)}.{int(time.time())}".encode())
 
     @property
@@ -99,8 +106,13 @@ class _Moved(Exception):
 class Forward:
     """The response to a client."""
 
-    def __init__(self, pool: UpstreamPool, call: Call) -> None:
-        self._pool, self._call = pool, call
+    def __init__(self, pool: UpstreamPool, call: Call, queue: FleetQueue | None = None) -> None:
+        """Without `queue` the request goes to a server at once."""
+        self._pool, self._call, self._queue = pool, call, queue
+        self._handover = PromptHandover(pool, call)
+        self._place: tuple[Upstream, int] | None = None  # a server that has room, and the work it was given
+        self._served_s = -math.inf  # when a server last might have taken it
+        self._num_output = 0  # tokens, as far as they can be counted
         self._tried: set[Upstream] = set()
         self._num_deaths = 0
         self._refusal: tuple[int, Headers, bytes] | None = None
@@ -116,15 +128,47 @@ class Forward:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            while (upstream := await self._choose()) is not None:
-                if await self._try(upstream, send):
-                    return
-            await self._give_up(scope, receive, send)
-        except ApiError as error:
-            await self._fail(error, scope, receive, send)
+            async with self._take_turn():
+                while (upstream := await self._choose()) is not None:
+                    if await self._try(upstream, send):
+                        return
+                await self._give_up(scope, receive, send)
+        except (ApiError, Busy) as error:
+            await self._fail(to_api_error(error), scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _take_turn(self) -> AsyncIterator[None]:
+        """Wait until a server has room, and tell the queue when the answer ends."""
+        call, queue = self._call, self._queue
+        if queue is None:
+            yield
+            return
+        kind = call.facts.model, call.facts.session, None if call.owner is None else call.owner.number
+        try:
+            await queue.enter(QueuedCall(call.tenant, call.facts.num_bytes // BYTES_PER_TOKEN, kind, self._take_place))
+            yield
+        finally:
+            if self._place is not None:
+                self._pool.end(self._place[0], call.facts, self._place[1])
+            if self._stream is not None:
+                self._num_output = sum(len(part.tokens) for part in self._stream.parts.values())
+            queue.end(call.tenant, self._num_output, has_answer=self._has_begun)
+
+    def _take_place(self) -> bool:
+        """Take a place on a server; False if the request has to wait for one. One that waited already goes on waiting
+        when all servers are gone for a while."""
+        chosen, is_served = self._pool.choose_with_room(self._call.facts, self._call.owner)
+        now = time.monotonic()
+        if chosen is not None:
+            self._place = chosen, self._pool.begin(chosen, self._call.facts)
+        elif is_served:
+            self._served_s = now
+        return chosen is not None or now - self._served_s > RESUME_WAIT_S
 
     async def _choose(self) -> Upstream | None:
         call = self._call
+        if self._place is not None:
+            return self._place[0]
         if self._num_deaths >= MAX_DEATHS:
             return None
         if call.owner is not None:
@@ -159,9 +203,12 @@ class Forward:
 
     async def _try(self, upstream: Upstream, send: Send) -> bool:
         """Ask a server; True if the client has its whole answer."""
-        work = self._pool.begin(upstream, self._call.facts)
+        handed_over = await self._handover.prepare(upstream)
+        facts = replace(self._call.facts, num_bytes=0) if handed_over else self._call.facts
+        place, self._place = self._place, None
+        work = self._pool.begin(upstream, facts) if place is None else place[1]
         try:
-            return await self._ask(upstream, send)
+            return await self._ask(upstream, send, handed_over)
         except _Moved:
             log.info("%s: a stream goes on elsewhere", upstream.name)
             upstream.refuse("it stops")
@@ -174,17 +221,17 @@ class Forward:
                     502, "the server of this answer was lost: send the request again", code="upstream_lost"
                 ) from None
         finally:
-            self._pool.end(upstream, work)
+            self._pool.end(upstream, self._call.facts, work)
         self._tried.add(upstream)
         return False
 
-    async def _ask(self, upstream: Upstream, send: Send) -> bool:
+    async def _ask(self, upstream: Upstream, send: Send, more: Headers) -> bool:
         call, resume = self._call, b""
         if self._stream is not None:
             self._stream.restart()
             resume = self._stream.resume(self._kind)
         parts = [resume, call.body] if resume else [call.body]
-        headers = call.list_headers(len(resume))
+        headers = [*call.list_headers(len(resume)), *more]
         response = await upstream.client.send(call.method, call.target, headers, [one for one in parts if one])
         try:
             upstream.responses[response.status] += 1
@@ -221,12 +268,13 @@ class Forward:
             end = b""
             async for part in parts:
                 end = (end + part)[-DONE_BYTES:]
+                self._num_output += part.count(b"\n\n") or part.count(b"\n")
                 await _send_body(send, part)
             if response.ends_with_connection and self._call.path in DONE_PATHS and DONE not in end:
                 raise UpstreamFailed("its stream ended without [DONE]")
             return await _send_body(send, b"", False)
         held, is_whole = await _collect(parts, BUFFERED_BYTES)
-        if self._call.learns_id and response.status == 200:
+        if response.status == 200 and is_whole:
             self._learn(upstream, held)
         await self._send_head(response, len(held) if is_whole else None, send)
         await _send_body(send, held, not is_whole)
@@ -254,10 +302,14 @@ class Forward:
         await _send_body(send, stream.finish(), False)
 
     def _learn(self, upstream: Upstream, body: bytes) -> None:
-        try:
-            self._pool.sticky.put(msgspec.json.decode(body, type=_Identified).id, upstream)
-        except msgspec.DecodeError:
-            return
+        """Note what an answer says of its id and of its tokens."""
+        if self._call.learns_id:
+            with contextlib.suppress(msgspec.DecodeError):
+                self._pool.sticky.put(msgspec.json.decode(body, type=_Identified).id, upstream)
+        if self._queue is not None and len(body) <= MAX_COUNTED_BYTES:
+            with contextlib.suppress(msgspec.DecodeError):
+                usage = msgspec.json.decode(body, type=_Used).usage
+                self._num_output = usage.completion_tokens or usage.output_tokens
 
     async def _send_head(self, response: UpstreamResponse, length: int | None, send: Send) -> None:
         headers = drop_hops(response.headers)
@@ -295,6 +347,15 @@ class Forward:
 
 class _Identified(msgspec.Struct):
     id: str
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Used(msgspec.Struct):
+    usage: _Usage
 
 
 async def _collect(parts: AsyncIterator[bytes], max_bytes: int) -> tuple[bytes, bool]:

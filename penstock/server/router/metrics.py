@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.server.router.admission import FleetQueue
 from penstock.server.router.pool import UpstreamPool
 
 
 class RouterMetrics:
-    def __init__(self, pool: UpstreamPool) -> None:
+    def __init__(self, pool: UpstreamPool, queue: FleetQueue) -> None:
         self._registry = CollectorRegistry()
         self._http = Counter(
             "penstock_router:http_requests",
@@ -25,7 +26,7 @@ class RouterMetrics:
             ["reason"],
             registry=self._registry,
         )
-        self._registry.register(_PoolCollector(pool))
+        self._registry.register(_PoolCollector(pool, queue))
 
     def count_http(self, route: str, method: str, status: int) -> None:
         self._http.labels(route, method, str(status)).inc()
@@ -40,8 +41,8 @@ class RouterMetrics:
 class _PoolCollector:
     """Collects what is known of the servers on demand."""
 
-    def __init__(self, pool: UpstreamPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: UpstreamPool, queue: FleetQueue) -> None:
+        self._pool, self._queue = pool, queue
 
     def collect(self) -> Iterator[Metric]:
         ready = GaugeMetricFamily("penstock_router:upstream_ready", "1 while a server is ready.", labels=["upstream"])
@@ -60,10 +61,28 @@ class _PoolCollector:
             deaths.add_metric([one.name], one.num_deaths)
             for status, count in sorted(one.responses.items()):
                 answers.add_metric([one.name, str(status)], count)
-        yield from (ready, running, deaths, answers)
+        waiting = GaugeMetricFamily("penstock_router:requests_waiting", "Requests that wait for a server's row.")
+        waiting.add_metric([], len(self._queue))
+        yield from (ready, running, waiting, deaths, answers)
         totals = (
+            ("penstock_router:requests_refused", "Requests that found the queue full.", self._queue.num_refused),
             ("penstock_router:streams_continued", "Streams that went on on another server.", self._pool.num_continued),
             ("penstock_router:prompt_parts", "Parts of prompts that were routed.", self._pool.num_prompt_parts),
+            (
+                "penstock_router:prompts_handed_over",
+                "Prompts that a prefill server computed for a decode server.",
+                self._pool.handovers.num_done,
+            ),
+            (
+                "penstock_router:handover_seconds",
+                "Seconds that requests waited for that.",
+                self._pool.handovers.seconds,
+            ),
+            (
+                "penstock_router:handovers_failed",
+                "Prompts that no prefill server computed: their decode server did.",
+                self._pool.handovers.num_failed,
+            ),
             (
                 "penstock_router:prompt_parts_known",
                 "Those that their server was sent before.",

@@ -7,6 +7,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 
+from penstock.server.config import PREFILL
+from penstock.server.handover.counts import HandoverCounts
 from penstock.server.router.prompts import PART_BYTES, PromptFacts
 from penstock.server.router.upstream import Upstream
 
@@ -37,6 +39,7 @@ class UpstreamPool:
         self.upstreams = upstreams
         self.sticky = StickyIds()
         self.num_prompt_parts = self.num_known_parts = 0  # of routed prompts
+        self.handovers = HandoverCounts()  # of prompts that another server computed
         self.num_continued = 0  # streams that went on on another server
         self._policy = policy
         self._turns: Counter[int] = Counter()
@@ -51,11 +54,23 @@ class UpstreamPool:
     def choose(self, facts: PromptFacts, tried: Collection[Upstream] = ()) -> Upstream | None:
         """Choose a server that takes requests and was not tried; None if there is none. Several may serve a model: the
         one with the longest prefix of the prompt, unless that is overloaded compared with the least busy."""
+        fit = self._list_fit(facts, tried)
+        return min(fit, key=lambda one: self._cost(one, facts)) if fit else None
+
+    def _list_fit(self, facts: PromptFacts, tried: Collection[Upstream] = ()) -> list[Upstream]:
+        """List the servers that may get a request: the one that holds its session, as long as that is there."""
         ready = [one for one in self if one.takes_requests and one not in tried]
         fit = [one for one in ready if one.serves(facts.model)] or ready
-        if not fit:
-            return None
-        return min(fit, key=lambda one: self._cost(one, facts))
+        fit = [one for one in fit if one.role != PREFILL] or fit  # a prefill server answers if there is no other
+        holder = None if facts.session is None else self.find_owner(facts.session)
+        return [holder] if holder in fit else fit
+
+    def choose_with_room(self, facts: PromptFacts, owner: Upstream | None) -> tuple[Upstream | None, bool]:
+        """Choose a server that can run a request at once; the bool is False if there is none to wait for either."""
+        fit = self._list_fit(facts) if owner is None else [owner] if owner.is_ready else []
+        free = [one for one in fit if one.has_room]
+        chosen = min(free, key=lambda one: self._cost(one, facts)) if free else None
+        return chosen, bool(fit)
 
     def _cost(self, upstream: Upstream, facts: PromptFacts) -> tuple[int, int, int]:
         turns = self._turns[upstream.number]
@@ -76,11 +91,15 @@ class UpstreamPool:
         work = max(0, facts.num_bytes - PART_BYTES * num_known) + ROW_BYTES
         upstream.work += work
         upstream.num_running += 1
+        upstream.num_rows += facts.num_rows
+        if facts.session is not None:
+            self.sticky.put(facts.session, upstream)
         return work
 
-    def end(self, upstream: Upstream, work: int) -> None:
+    def end(self, upstream: Upstream, facts: PromptFacts, work: int) -> None:
         upstream.work -= work
         upstream.num_running -= 1
+        upstream.num_rows -= facts.num_rows
 
     def find_owner(self, id: str) -> Upstream | None:
         """Return the server that has a file, a batch or a response, if that is known."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from penstock.server.http.context import client_of, json_response, receive_body,
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
 from penstock.server.http.relay import ADMIN_HEADER, KEY_HEADER, TENANT_HEADER
-from penstock.server.router.failures import make_no_server_error
+from penstock.server.router.failures import make_no_server_error, make_owner_error
 from penstock.server.router.forward import Call, Forward, drop_hops
 from penstock.server.router.http_client import Headers, UpstreamFailed, UpstreamResponse
 from penstock.server.router.prompts import PromptFacts, read_prompt
@@ -31,6 +32,14 @@ from penstock.server.router.upstream import Upstream
 MAX_ANSWER_BYTES = 16 << 20  # of one server, where several are asked
 MAX_LOOP_BYTES = 1 << 20  # of a body that is read on the event loop
 MAX_ID = 256  # of what a server keeps
+EMPTYING = ("/admin/reset_prefix_cache", "/flush_cache")
+LIGHT = frozenset(  # routes that take no row of an engine
+    {
+        *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/apply-template", "/api/show"),
+        *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+        *("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", "/v1/batches"),
+    }
+)
 KEEPERS = ("/v1/responses", "/v1/batches")
 SECRETS = (b"authorization", b"x-api-key")
 NOT_PASSED = frozenset({b"host", b"content-length", b"accept-encoding", b"expect", b"x-forwarded-for", b"forwarded"})
@@ -65,8 +74,11 @@ async def ask_any(request: Request) -> Response:
     if facts.refers_to is not None:
         probe = "/v1/files/" if facts.refers_to.startswith("file") else "/v1/responses/"
         owner = await _find_owner(request, facts.refers_to, probe + quote(facts.refers_to, safe=""))
+    queue = router.queue if request.method == "POST" and request.scope["path"] not in LIGHT else None
+    if queue is None:
+        facts = replace(facts, num_rows=0)
     call = _make_call(request, body, facts, owner)
-    return cast(Response, _Tracked(router, Forward(router.pool, call), len(body)))
+    return cast(Response, _Tracked(router, Forward(router.pool, call, queue), len(body)))
 
 
 async def ask_owner(request: Request) -> Response:
@@ -82,6 +94,36 @@ async def ask_owner(request: Request) -> Response:
     )
 
 
+async def ask_holder(request: Request) -> Response:
+    """Ask the server that holds a session, then the others; to erase it, all of them."""
+    router = router_of(request)
+    body = await _read(request, router)
+    facts = await _read_facts(request, body)
+    holder = None if facts.session is None else router.pool.find_owner(facts.session)
+    erases = request.scope["path"].endswith("erase")
+    answers = await _ask_in_turn(request, body, holder, asks_all=erases)
+    told = [(one, response, text) for one, response, text in answers if response is not None]
+    known = [one for one in told if one[1].status != 404]
+    if not known and (not told or holder is not None and not holder.is_ready):
+        raise make_no_server_error() if holder is None else make_owner_error()
+    upstream, response, text = (known or told)[0]
+    if response.status == 200 and facts.session is not None and not erases:
+        router.pool.sticky.put(facts.session, upstream)
+    return Response(text, response.status, media_type="application/json")
+
+
+async def _ask_in_turn(request: Request, body: bytes, first: Upstream | None, *, asks_all: bool) -> list[Answer]:
+    """Ask the servers that are up until one knows what is named, `first` first; their answers."""
+    answers = []
+    for one in sorted(router_of(request).pool, key=lambda one: one is not first):
+        if one.is_ready:
+            answers.append(await _ask_one(request, one, body))
+            response = answers[-1][1]
+            if response is not None and response.status != 404 and not asks_all:
+                break
+    return answers
+
+
 MODEL_PATHS = ("/v1/models", "/models")
 
 
@@ -92,6 +134,8 @@ async def tell_all(request: Request) -> Response:
     answers = await _ask_all(request, body)
     for one in router.pool:
         one.forget_models()
+        if request.url.path in EMPTYING:
+            one.prefixes.clear()
     failed = [answer for answer in answers if answer[1] is None or answer[1].status >= 400]
     upstream, response, text = (failed or answers)[0]
     if response is None:
@@ -220,10 +264,12 @@ async def set_drained(request: Request) -> Response:
 def _describe(one: Upstream) -> dict[str, Any]:
     return {
         "url": one.name,
+        "role": one.role,
         "state": "drained" if one.is_drained else one.state,
         "is_ready": one.takes_requests,
         "running": one.num_running,
         "failures": one.num_deaths,
+        "max_rows": one.max_rows,
         "models": None if one.models is None else sorted(one.models),
     }
 
@@ -247,10 +293,15 @@ async def _read(request: Request, router: RouterServer) -> bytes:
 async def _read_facts(request: Request, body: bytes) -> PromptFacts:
     if not body:
         return PromptFacts()
-    tenant = client_of(request).tenant or repr([value for name, value in request.headers.raw if name in SECRETS])
+    tenant = _name_tenant(request)
     if len(body) <= MAX_LOOP_BYTES:
         return read_prompt(body, request.url.path, tenant)
     return await asyncio.to_thread(read_prompt, body, request.url.path, tenant)
+
+
+def _name_tenant(request: Request) -> str:
+    """Name the client by its key: the router's own, or one that servers know."""
+    return client_of(request).tenant or repr([value for name, value in request.headers.raw if name in SECRETS])
 
 
 def _make_call(request: Request, body: bytes, facts: PromptFacts, owner: Upstream | None) -> Call:
@@ -265,6 +316,7 @@ def _make_call(request: Request, body: bytes, facts: PromptFacts, owner: Upstrea
         owner,
         learns_id=request.method == "POST" and request.url.path in KEEPERS,
         router_key=None if key is None else key.encode(),
+        tenant=_name_tenant(request),
     )
 
 
@@ -317,19 +369,22 @@ Answer = tuple[Upstream, UpstreamResponse | None, bytes]  # None: the server was
 async def _ask_all(
     request: Request, body: bytes, method: str | None = None, target: bytes | None = None
 ) -> list[Answer]:
+    asked = (_ask_one(request, one, body, method, target) for one in router_of(request).pool)
+    return list(await asyncio.gather(*asked))
+
+
+async def _ask_one(
+    request: Request, one: Upstream, body: bytes, method: str | None = None, target: bytes | None = None
+) -> Answer:
     headers = _list_headers(request)
-
-    async def ask(one: Upstream) -> Answer:
+    try:
+        response = await one.client.send(
+            method or _method(request), target or _target(request), headers, [body] if body else []
+        )
         try:
-            response = await one.client.send(
-                method or _method(request), target or _target(request), headers, [body] if body else []
-            )
-            try:
-                return one, response, await response.read(MAX_ANSWER_BYTES)
-            finally:
-                response.close()
-        except UpstreamFailed as error:
-            one.refuse(str(error))
-            return one, None, b""
-
-    return list(await asyncio.gather(*(ask(one) for one in router_of(request).pool)))
+            return one, response, await response.read(MAX_ANSWER_BYTES)
+        finally:
+            response.close()
+    except UpstreamFailed as error:
+        one.refuse(str(error))
+        return one, None, b""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from penstock.errors import InvalidConfig
 from penstock.server.http.access import AccessLog
 from penstock.server.http.keys import KeyRing, read_secret
+from penstock.server.router.admission import FleetQueue
 from penstock.server.router.config import RouterConfig
 from penstock.server.router.http_client import Address, Headers
 from penstock.server.router.metrics import RouterMetrics
@@ -31,9 +32,16 @@ class RouterServer:
             raise InvalidConfig("a server is given twice: name each URL once")
         headers = self.list_key_headers()
         self.pool = UpstreamPool(
-            [Upstream(number, one, context, headers) for number, one in enumerate(addresses)], config.policy
+            [
+                Upstream(number, one, context, headers, self.router_key, config.max_upstream_requests)
+                for number, one in enumerate(addresses)
+            ],
+            config.policy,
         )
-        self.metrics = RouterMetrics(self.pool)
+        self.queue = FleetQueue(config.max_queued_requests, ring.weights())
+        for one in self.pool:
+            one.on_beat = self.queue.dispatch
+        self.metrics = RouterMetrics(self.pool, self.queue)
         self.access = AccessLog(self.metrics, config.access_log)
         self.is_draining = False
         self.begun_s = time.time()

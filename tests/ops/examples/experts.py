@@ -14,7 +14,7 @@ from penstock.ops.matmul.fp8_product import quantize_fp8
 from penstock.ops.matmul.packed import FORMATS
 from penstock.ops.registry import Example
 from tests.ops.examples.case import examples, integers, normal, with_epilogue
-from tests.ops.examples.matmul import int_weight, packed_weight
+from tests.ops.examples.matmul import fp8_groups, int_weight, packed_weight
 from tests.ops.examples.rows import EachRow
 
 
@@ -153,10 +153,20 @@ def _grouped_fp8_product() -> Iterator[Example]:
         yield _in_order(call | {"x": call["x"].bfloat16()}, codes=codes, scale=scale)
 
 
+@examples(ops.grouped_fp8_group_product, EachRow("x", "ids"))
+def _grouped_fp8_group_product() -> Iterator[Example]:
+    for seed, size in enumerate([(1, 64, 48, 8, 3), (5, 112, 32, 4, 1), (23, 256, 96, 12, 4)]):
+        _, width, num_out, num_matrices, _ = size
+        codes, scale = fp8_groups(seed, num_matrices * num_out, width, 32 << seed)
+        call = _call(seed, size)
+        dtype = torch.float16 if seed else torch.float32  # the interpreter cannot multiply bfloat16
+        yield _in_order(call | {"x": call["x"].to(dtype)}, codes=codes, scale=scale, group=32 << seed)
+
+
 @examples(ops.grouped_int_product, EachRow("x", "ids"))
 def _grouped_int_product() -> Iterator[Example]:
     for bits in (8, 4):
-        for seed, size in enumerate([(1, 64, 48, 8, 3), (5, 100, 32, 4, 1), (23, 128, 96, 12, 4)]):
+        for seed, size in enumerate([(1, 64, 48, 8, 3), (5, 100, 32, 4, 1), (23, 128, 96, 12, 4), (3, 200, 20, 40, 2)]):
             _, width, num_out, num_matrices, _ = size
             words, scales = int_weight(seed, bits, num_matrices * num_out, width)
             call = _call(seed, size)

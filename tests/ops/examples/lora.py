@@ -8,7 +8,7 @@ import torch
 
 from penstock import ops
 from penstock.ops import AdapterRows, LoraStacks, LoraWeights, LowRank, Shift, Term, Whole
-from penstock.ops.matmul.lora_stacks import PinnedLowRank
+from penstock.ops.matmul.lora_stacks import LoraArea
 from penstock.ops.registry import Example
 from tests.ops.examples.case import examples, integers, normal
 from tests.ops.examples.rows import EachRowInPlace
@@ -104,20 +104,26 @@ class _EachAdapterRow(EachRowInPlace):
 
 
 def stacks(width: int, num_out: int, rank: int, dtype: torch.dtype, is_embedding: bool = False) -> LoraStacks:
-    """Slot 0: three parts, a rank under the largest. 1: all outputs at once. 2: one part alone. 3: emptied again."""
+    """Slot 0: three parts, a rank under the largest. 1: all outputs at once. 2: one part alone, beside another adapter
+    of all outputs where there are ranks for both. 3: was another's before."""
     sizes = [num_out] if is_embedding else [num_out - 2 * (num_out // 4), num_out // 4, num_out // 4]
-    made = LoraStacks(4, rank, (num_out, width), sizes, dtype, torch.device("cpu"), is_embedding)
+    made = LoraStacks(rank, (num_out, width), sizes, is_embedding)
+    area = LoraArea({"": made, "behind": LoraStacks(rank, (7, 3), [7])}, 4, dtype, torch.device("cpu"))
 
-    def part(seed: int, ranks: int, first: int, last: int) -> PinnedLowRank:
-        a = normal(seed, width, ranks) if is_embedding else normal(seed, ranks, width, scale=width**-0.5)
-        return PinnedLowRank(a.to(dtype), normal(seed + 1, last - first, ranks, dtype=dtype), first, 1.5)
+    def part(seed: int, ranks: int, first: int, last: int) -> LowRank:
+        a = normal(seed, ranks, width, scale=1.0 if is_embedding else width**-0.5)
+        return LowRank.pack(a.to(dtype), normal(seed + 1, last - first, ranks, dtype=dtype), first, 1.5, is_embedding)
 
     bounds = list(zip(made.bounds, made.bounds[1:]))
-    made.fill(0, [Term([part(i, max(1, rank - 1), *bounds[i]) for i in range(len(bounds))], 0.5)])
-    made.fill(1, [Term([part(9, rank, 0, num_out)], -1.25)])
-    made.fill(2, [Term([part(11, rank, *bounds[-1])], 1.0)])
-    made.fill(3, [Term([part(13, rank, 0, num_out)], 1.0)])
-    made.fill(3, [])
+    few = max(1, rank - 1)
+    parts = area.lay_out({"": [part(i, few, *bounds[i]) for i in range(len(bounds))]}, few)
+    every = area.lay_out({"": [part(9, rank, 0, num_out)]}, rank)
+    last, small = (area.lay_out({"": [part(11, 1, *ends)]}, 1) for ends in (bounds[-1], (0, num_out)))
+    area.fill(0, [(parts, 0.5)])
+    area.fill(1, [(every, -1.25)])
+    area.fill(2, [(last, 1.0), (small, 0.25)] if rank > 1 else [(last, 1.0)])
+    area.fill(3, [(every, 1.0)])
+    area.fill(3, [(parts, 1.0)])
     return made
 
 

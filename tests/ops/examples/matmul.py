@@ -99,6 +99,29 @@ def _fp8_product() -> Iterator[Example]:
             yield {"x": example.pop("x"), "weight": weight, "scale": scale, **example}
 
 
+def fp8_groups(seed: int, num_out: int, width: int, group: int) -> tuple[Tensor, Tensor]:
+    """Codes and scales [groups, O] of a random weight."""
+    weight = normal(seed, num_out, width, scale=width**-0.5)
+    padded = torch.nn.functional.pad(weight, (0, -width % group)).view(num_out, -1, group)
+    codes, scale = quantize_fp8(padded.flatten(0, 1))
+    return codes.view(num_out, -1)[:, :width].contiguous(), scale.view(num_out, -1).t().contiguous()
+
+
+@examples(ops.fp8_group_product, EachProductRow("x"))
+def _fp8_group_product() -> Iterator[Example]:
+    for number, example in enumerate(_product()):
+        num_out, width = example.pop("weight").shape
+        if can_store(num_out, width):
+            weight, scale = fp8_groups(number, num_out, width, (32, 64, 128)[number % 3])
+            yield {
+                "x": example.pop("x"),
+                "weight": weight,
+                "scale": scale,
+                "group": (32, 64, 128)[number % 3],
+                **example,
+            }
+
+
 @examples(ops.fp8_mlp, EachProductRow("x"))
 def _fp8_mlp() -> Iterator[Example]:
     for seed, (num_rows, width, hidden) in enumerate([(1, 64, 48), (1, 1040, 32), (3, 32, 80), (40, 128, 160)]):

@@ -78,7 +78,7 @@ RENAMED = {  # Triton kernels that were recorded under another name
     "_in_order": "merge_in_order",
     "_inputs": "_decode_inputs",
     "_int_finished": "_int_epilogue",
-    "_int_row": "_int_gemv",
+    "_int_row": "run_int_gemv",
     "_int_rows": "_dequantize_rows",
     "_int_tile": "_int_gemm",
     "_joined": "merge_splits",

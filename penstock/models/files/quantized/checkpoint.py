@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.config import Config
-from penstock.models.files.checkpoint import Checkpoint, Format
+from penstock.models.files.checkpoint import Checkpoint, Format, Span
 from penstock.models.files.json_file import quote_name, read_object
 from penstock.models.files.quantized.bitsandbytes import STATE, find_bitsandbytes
 from penstock.models.files.quantized.compressed import find_compressed
@@ -126,6 +126,7 @@ class QuantizedCheckpoint:
     format: Format = "safetensors"
     metadata = None
     requantizes = False  # matrices that a CPU multiplies as integers of 8 bits are read so
+    keeps_floats = False  # matrices of 8-bit floats are read in their codes
 
     def __init__(self, file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> None:
         self.file, self.path = file, file.path
@@ -147,7 +148,8 @@ class QuantizedCheckpoint:
             raise InvalidModel(f"{self.path}: tensor {quote_name(twice)} is stored both plain and quantized")
         self._names = [*kept, *self.matrices]
         self.wide = self._find_wide()
-        self.quantization = self._describe(str(method))
+        self.method = str(method)
+        self.quantization = self.describe(self._tell_on_cpu)
 
     def describe_kv_scales(self) -> str:
         """Count the scales of keys and values, which no cache here uses, and name their range; empty if there are
@@ -176,14 +178,16 @@ class QuantizedCheckpoint:
         asked = self.config.get("dtype") or self.config.get("torch_dtype")
         return asked if isinstance(asked, str) and asked in WIDE else "bfloat16"
 
-    def _describe(self, method: str) -> str:
-        """Name the storage of most values, and of those that no kernel multiplies as they are."""
+    def _tell_on_cpu(self, matrix: QuantizedMatrix) -> str:
+        return "" if matrix.is_packed else f" as {'int8' if matrix.is_requantized else self.wide}"
+
+    def describe(self, tell: Callable[[QuantizedMatrix], str]) -> str:
+        """Name the storage of most values, each kind with what `tell` says of how it is held."""
         sizes: Counter[str] = Counter()
         for matrix in self.matrices.values():
-            held = "" if matrix.is_packed else f" as {'int8' if matrix.is_requantized else self.wide}"
-            sizes[matrix.kind + held] += prod(matrix.shape)
+            sizes[matrix.kind + tell(matrix)] += prod(matrix.shape)
         kinds = ", ".join(kind for kind, _ in sizes.most_common())
-        return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
+        return kinds if kinds.startswith(self.method) else f"{self.method} {kinds or '(none)'}"
 
     def names(self) -> list[str]:
         return self._names
@@ -204,8 +208,14 @@ class QuantizedCheckpoint:
         values, shape = found.widen(), self.matrices[name].shape
         return values.view(shape[0], shape[2], shape[1]).transpose(1, 2) if len(shape) == 3 else values
 
+    def list_spans(self) -> dict[str, Span]:
+        return self.file.list_spans()
+
     def is_packed(self, name: str) -> bool:
         return name in self.matrices and self.matrices[name].is_packed
+
+    def is_float8(self, name: str) -> bool:
+        return name in self.matrices and self.matrices[name].is_float8
 
     def read_ggml(self, name: str) -> None:
         return None
@@ -214,6 +224,9 @@ class QuantizedCheckpoint:
         """Return a matrix in its codes; None if it has none that a packed format holds."""
         if self.requantizes and name in self.matrices and self.matrices[name].is_requantized:
             return quantize(self.tensor(name).flatten(0, -2), "int8")
+        if self.keeps_floats and self.is_float8(name):
+            coded = self.matrices[name].read()
+            return coded if isinstance(coded, Coded) else None
         if not self.is_packed(name):
             return None
         found = self.matrices[name].read()
@@ -234,6 +247,20 @@ def requantize_floats(checkpoint: Checkpoint | None) -> Checkpoint | None:
     changed = copy(checkpoint)
     changed.requantizes = True
     return changed
+
+
+def keep_floats(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with its matrices of 8-bit floats in their codes, as some GPUs multiply them."""
+    if not isinstance(checkpoint, QuantizedCheckpoint):
+        return checkpoint
+    changed = copy(checkpoint)
+    changed.keeps_floats = True
+    return changed
+
+
+def is_float8(checkpoint: Checkpoint, name: str) -> bool:
+    """Return True if a folder has the tensor in 8-bit floats with scales."""
+    return isinstance(checkpoint, QuantizedCheckpoint) and checkpoint.is_float8(name)
 
 
 def is_requantized(checkpoint: Checkpoint, name: str) -> bool:

@@ -22,8 +22,8 @@ from penstock.models.files.quantized.matrix import (
     sort_groups,
 )
 from penstock.models.files.quantized.sparse import SparseScale, find_sparse
-from penstock.quant.bits import mxfp4_scale, unpack_nibbles, unpack_words, widen_fp8
-from penstock.quant.coded import Coded
+from penstock.quant.bits import mxfp4_scale, unpack_nibbles, unpack_words
+from penstock.quant.coded import E4M3, Coded, code_floats
 
 MAX_GROUPS = 1 << 12
 MAX_GROUP = 1 << 20
@@ -280,8 +280,9 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
     order = None if is_float else _find_order(parts, module, shape[1], weight, args)
     used = tuple(part.name for part in (weight, scale, zero, order) if part is not None)
     if is_float:
-        read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
-        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False, is_requantized=True)
+        read_floats = _read_float(parts, weight, scale, zero, args)
+        size = args.group if args.is_grouped else args.block[1] if args.block else 0
+        return QuantizedMatrix(weight.name, shape, "fp8", used, read_floats, False, True, size)
     group = args.inputs_per_scale(shape[1])
     middle = 128
 
@@ -298,15 +299,15 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
 
 def _read_float(
     parts: Parts, weight: PartHeader, scale: PartHeader, zero: PartHeader | None, args: WeightArgs
-) -> Callable[[], Tensor]:
-    def read() -> Tensor:
+) -> Callable[[], Coded]:
+    def read() -> Coded:
         if zero is not None and bool(parts.read(zero).float().any()):
             parts.refuse(zero, "holds zero points, which 8-bit floats do not have")
         scales = parts.read_scale(scale)
         if args.is_grouped:
-            scales = scales.float().repeat_interleave(args.group, dim=1)
-            return parts.read(weight).float() * scales
-        return widen_fp8(parts.read(weight), scales, args.block)
+            codes = parts.read(weight).view(torch.uint8)
+            return Coded(codes, scales.float(), args.group, levels=E4M3)
+        return code_floats(parts.read(weight), scales, args.block)
 
     return read
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.models.config import Config
 from penstock.models.files.quantized.matrix import FP8_SCALES, PartHeader, Parts, QuantizedMatrix, Shape
-from penstock.quant.bits import mxfp4_scale, unpack_nibbles, widen_fp8
-from penstock.quant.coded import Coded
+from penstock.quant.bits import mxfp4_scale, unpack_nibbles
+from penstock.quant.coded import Coded, code_floats
 
 FP8 = "float8_e4m3fn"
 MAX_BLOCK = 1 << 16
@@ -64,12 +62,11 @@ def _find(parts: Parts, module: str, weight: PartHeader, block: tuple[int, int] 
     blocks = None if block is None else (-(-num_out // block[0]), -(-width // block[1]))
     parts.check(scale, FP8_SCALES, *([blocks] if blocks else shapes))
 
-    def read() -> Tensor:
-        return widen_fp8(parts.read(weight), parts.read_scale(scale), block)
+    def read() -> Coded:
+        return code_floats(parts.read(weight), parts.read_scale(scale), block)
 
-    return QuantizedMatrix(
-        weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False, is_requantized=True
-    )
+    used, group = (weight.name, scale.name), block[1] if blocks and block else 0
+    return QuantizedMatrix(weight.name, (num_out, width), "fp8", used, read, False, True, group)
 
 
 def find_mxfp4(parts: Parts, c: Config) -> list[QuantizedMatrix]:

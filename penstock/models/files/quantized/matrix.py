@@ -11,12 +11,15 @@ import torch
 from penstock.errors import InvalidModel
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import SafetensorsCheckpoint
+from penstock.ops import FORMATS, Format
 from penstock.ops.matmul.packed import GROUP
 from penstock.quant.coded import Coded
+from penstock.quant.recoded import find_layout
 
 Shape = tuple[int, ...]
 FLOATS = ("float16", "bfloat16", "float32")
 FP8_SCALES = (*FLOATS, "float8_e8m0fnu")  # powers of two, too
+ZEROS = ("qzeros", "zero_point", ".zero")  # ends of names
 REMEDY = "fetch the model again, or quantize it again"
 
 
@@ -31,6 +34,30 @@ class QuantizedMatrix:
     read: Callable[[], Coded | torch.Tensor]
     is_packed: bool = True  # as far as the header tells
     is_requantized: bool = False  # a CPU multiplies it as integers of 8 bits, since no packed format holds its values
+    group: int = 0  # of 8-bit floats: inputs with one scale, 0 for all of an output's
+
+    @property
+    def is_float8(self) -> bool:
+        return self.kind.startswith("fp8")
+
+    @property
+    def has_gpu_codes(self) -> bool:
+        """Return True if a GPU keeps its integers, as far as the header tells."""
+        return self.likely_format is not None and find_layout((self.likely_format,)) is not None
+
+    @property
+    def likely_format(self) -> Format | None:
+        """The packed format of its codes, or one of the same size, as far as the header tells; None if it has none."""
+        if not self.is_packed:
+            return None
+        first = self.kind.split()[0]
+        if not first.startswith("int"):
+            return FORMATS[{"nf4": "NF4", "fp4": "BNB_FP4", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}[first]]
+        bits = int(first.removeprefix("int"))
+        if bits <= 4:
+            return FORMATS["U4_F32"]
+        is_plain = bits == 8 and not any(part.endswith(ZEROS) for part in self.parts)
+        return FORMATS["S8_F32" if is_plain else "U8_F32"]
 
 
 @dataclass(frozen=True)

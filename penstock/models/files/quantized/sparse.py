@@ -10,8 +10,7 @@ from torch import Tensor
 
 from penstock.models.config import Config
 from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, fits_kernel
-from penstock.quant.bits import widen_fp8
-from penstock.quant.coded import Coded
+from penstock.quant.coded import Coded, code_floats
 
 FORMATS = ("dense", "sparse-24-bitmask")
 KEPT = (*FLOATS, "int8", "float8_e4m3fn")
@@ -65,11 +64,13 @@ def _find(parts: Parts, module: str, kept: PartHeader, find_scale: FindScale) ->
             return values.float()
         scales = parts.read_scale(scale.part)
         if values.dtype != torch.int8:
-            return widen_fp8(values, scales, scale.block)
+            return code_floats(values, scales, scale.block)
         spread = scales.reshape(1, 1).expand(num_out, 1) if scales.numel() == 1 else scales.reshape(num_out, -1)
         return Coded(values.view(torch.uint8) ^ 128, spread, scale.group, 128)
 
     used = (kept.name, bitmask.name, listed.name, *([] if scale is None else [scale.part.name]))
     kind = {"int8": "int8 2:4", "float8_e4m3fn": "fp8 2:4"}.get(kept.dtype, f"{kept.dtype} 2:4")
     packs = kept.dtype == "int8" and scale is not None and fits_kernel(scale.group, shape[1])
-    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, packs, kept.dtype == "float8_e4m3fn")
+    is_float8, block = kept.dtype == "float8_e4m3fn", None if scale is None else scale.block
+    group = block[1] if is_float8 and block else 0
+    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, packs, is_float8, group)

@@ -7,6 +7,6 @@ not. Importing this registers them.
 
 from __future__ import annotations
 
-from penstock.ops.triton.exact import attention, fp8_product, latent, product
+from penstock.ops.triton.exact import attention, fp8_groups, fp8_product, int_product, latent, product
 
-__all__ = ["attention", "fp8_product", "latent", "product"]
+__all__ = ["attention", "fp8_groups", "fp8_product", "int_product", "latent", "product"]

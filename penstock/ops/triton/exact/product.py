@@ -207,20 +207,38 @@ def _multiply_by_cublas(x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilog
     if x.device.type != "meta" and not UNSPLIT.multiply(x, weight, sums, adds):
         return False
     if not is_plain:
-        num_out = out.shape[1]
-        _finish[(x.shape[0], cdiv(num_out, EPILOGUE_BLOCK))](
-            sums,
-            out,
-            epilogue_args(epilogue),
-            num_out,
-            epilogue.gated,
-            epilogue.activation or "",
-            EPILOGUE_BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
-            **pdl_options(x),
-        )
+        _finish_sums(sums, out, epilogue)
     return True
+
+
+def _finish_sums(sums: Tensor, out: Tensor, epilogue: Epilogue) -> None:
+    num_rows, num_out = out.shape
+    _finish[(num_rows, cdiv(num_out, EPILOGUE_BLOCK))](
+        sums,
+        out,
+        epilogue_args(epilogue),
+        num_out,
+        epilogue.gated,
+        epilogue.activation or "",
+        EPILOGUE_BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **pdl_options(sums),
+    )
+
+
+def apply_exact_epilogue(sums: Tensor, epilogue: Epilogue) -> Tensor:
+    """Apply the epilogue to sums[T, O] → [T, O], gated [T, O/2], written into the residual if it is contiguous."""
+    residual = epilogue.residual
+    if epilogue == NO_EPILOGUE or not sums.numel():
+        return sums[:, : epilogue.num_results(sums.shape[1])]
+    if residual is not None and residual.stride(1) != 1:
+        residual = residual.contiguous()
+    out = residual
+    if out is None or not out.is_contiguous() or out.dtype != sums.dtype:
+        out = torch.empty((len(sums), epilogue.num_results(sums.shape[1])), dtype=sums.dtype, device=sums.device)
+    _finish_sums(sums, out, epilogue._replace(residual=residual))
+    return out
 
 
 def exact_gemm(

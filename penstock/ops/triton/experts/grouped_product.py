@@ -20,7 +20,7 @@ from penstock.ops.triton.matmul.chain import find_columns, split_gates, sum_chai
 from penstock.ops.triton.matmul.epilogue import EpilogueArgs, apply_epilogue
 from penstock.ops.triton.matmul.fp8_product import quantize_rows
 from penstock.ops.triton.sizes import cdiv
-from penstock.ops.triton.tuning import gemv_shape, grouped_tile, uses_grouped_gemv
+from penstock.ops.triton.tuning import grouped_gemv_shape, grouped_tile, uses_grouped_gemv
 
 
 class StackArgs(NamedTuple):
@@ -147,8 +147,7 @@ def read_rows(x: Tensor, ids: Tensor) -> tuple[Tensor, int]:
 
 def _multiply_pairs(rows: RowsArgs, stack: StackArgs, ids: Tensor, out: Tensor, epilogue: Epilogue) -> None:
     width = stack.weight.shape[1]
-    num_outs, block, num_warps = gemv_shape(width, stack.weight.itemsize)
-    num_outs = num_outs // 2 if epilogue.gated and num_outs > 1 else num_outs
+    num_outs, block, num_warps = grouped_gemv_shape(width, stack.weight.itemsize, epilogue.gated)
     _grouped_gemv[(cdiv(out.shape[2], num_outs), ids.numel())](
         rows,
         stack,

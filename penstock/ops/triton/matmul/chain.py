@@ -18,19 +18,20 @@ def sum_chain(
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CACHE: tl.constexpr = "",
 ):
     """Return the dot products [OUTS, ROWS] of weights, which begin at weights[OUTS], and of the rows that are `there`,
-    which begin at values[ROWS]."""
+    which begin at values[ROWS] and are read past L1 if CACHE is `.cg`."""
     at = tl.arange(0, BLOCK)[None, :]
     weights, values, there = weights[:, None] + at, values[:, None] + at, there[:, None]
     sums = tl.zeros((OUTS, ROWS), tl.float32)
     for start in tl.range(0, width, BLOCK, num_stages=STAGES):
         if EVEN:
             w = tl.load(weights + start)
-            y = tl.load(values + start, mask=there, other=0.0)
+            y = tl.load(values + start, mask=there, other=0.0, cache_modifier=CACHE)
         else:
             w = tl.load(weights + start, mask=start + at < width, other=0.0)
-            y = tl.load(values + start, mask=there & (start + at < width), other=0.0)
+            y = tl.load(values + start, mask=there & (start + at < width), other=0.0, cache_modifier=CACHE)
         if w.dtype == tl.float8e4nv:  # FP8 instructions keep few bits of a sum: move it to registers per block
             sums = tl.dot(w, tl.trans(y), sums, max_num_imprecise_acc=BLOCK)
         else:

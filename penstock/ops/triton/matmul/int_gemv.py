@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -55,9 +57,44 @@ def _scale_units(part, total, added, scale, minimum, BITS: tl.constexpr, SETS: t
         return scale * (y - (1.5 * whole)[None, :])
 
 
+class PairArgs(NamedTuple):
+    """The matrix of each pair, and where its row is; `num_shared` neighbouring pairs share one."""
+
+    ids: Any
+    row: int  # from one to the next, in what is loaded at once
+    num_shared: int
+
+
 @triton.jit
-def _int_gemv(
+def _find_pair(pairs, x, out, num_out, GATED: tl.constexpr, PDL: tl.constexpr):
+    """Return where the row and the results of this program's pair begin, the first output of its matrix among all, and
+    the matrix. Without pairs there is one of each."""
+    first = tl.zeros((), tl.int64)
+    matrix = 0
+    if pairs is not None:
+        wait_for_previous(PDL)  # for the ids
+        pair = tl.program_id(1).to(tl.int64)
+        matrix = tl.load(pairs.ids + pair)
+        first += tl.maximum(matrix, 0).to(tl.int64) * (2 * num_out if GATED else num_out)
+        x += pair // pairs.num_shared * pairs.row
+        out += pair * num_out
+    return x, out, first, matrix
+
+
+@triton.jit
+def _load_words(place, second, mask, GATED: tl.constexpr):
+    """Load words, and those of ups where there are gates; once more the same elsewhere."""
+    w = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
+    u = w
+    if GATED:
+        u = tl.load(second, mask=mask, other=0, eviction_policy="evict_first")
+    return w, u
+
+
+@triton.jit
+def run_int_gemv(
     x,
+    pairs,
     words,
     scales,
     norm,
@@ -81,22 +118,21 @@ def _int_gemv(
     DTYPE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once; weights are read
-    one block ahead, the first block before waiting for x."""
+    """One row times ROWS outputs, or one pair times those of its matrix. The norm's factor is applied to the sums, so
+    that x is read once; weights are read one block ahead, the first block before waiting for x."""
     FIELDS: tl.constexpr = 16 // BITS
     SCALED: tl.constexpr = 1 if SETS == 4 else 2  # fields with one scale
     SCALES: tl.constexpr = 16 * SETS // BITS if SETS else 4  # of a panel's units together
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(n, num_out - 1).to(tl.int64)  # beyond the last it is the last once more
+    x, out, first, matrix = _find_pair(pairs, x, out, num_out, GATED, PDL)
+    row += first
     unit, word = tl.arange(0, UNITS), tl.arange(0, UNITS * 4)
     num_units = num_pairs * (BITS // 2)
     place, scale_at = find_units(words, scales, row, unit, word, num_pairs, BITS, SETS)
     second, second_at = find_units(words, scales, num_out + row, unit, word, num_pairs, BITS, SETS)
     some = (word < num_units * 4)[None, :]
-    w = tl.load(place, mask=some, other=0, eviction_policy="evict_first")
-    u = w
-    if GATED:
-        u = tl.load(second, mask=some, other=0, eviction_policy="evict_first")
+    w, u = _load_words(place, second, some, GATED)
     wait_for_previous(PDL)
     sums, ups = tl.zeros((ROWS, UNITS), tl.float32), tl.zeros((ROWS, UNITS), tl.float32)
     squares = tl.zeros((UNITS * 4,), tl.float32)
@@ -105,9 +141,7 @@ def _int_gemv(
         if AHEAD:
             some = ((start + UNITS) * 4 + word < num_units * 4)[None, :]
             further = (start + UNITS) * 32  # words of a panel's units together
-            next_w = tl.load(place + further, mask=some, other=0, eviction_policy="evict_first")
-            if GATED:
-                next_u = tl.load(second + further, mask=some, other=0, eviction_policy="evict_first")
+            next_w, next_u = _load_words(place + further, second + further, some, GATED)
         inside = (start + unit < num_units)[None, :]
         here, there = scale_at + start * SCALES, second_at + start * SCALES
         for f in tl.static_range(FIELDS):
@@ -146,10 +180,11 @@ def _int_gemv(
         factor *= tl.rsqrt(tl.sum(squares) / width + eps)
     y, up = factor * tl.sum(sums, 1), factor * tl.sum(ups, 1)
     y = apply_epilogue(y, up, epilogue, row, None, row, None, num_out, GATED, KIND, "")
+    y = tl.where(matrix < 0, 0.0, y)
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
 
 
-def _view_pairs(values: Tensor | None) -> tuple[Tensor | None, bool]:
+def view_pairs(values: Tensor | None) -> tuple[Tensor | None, bool]:
     """View contiguous values as integers of two values each, if possible."""
     if values is None or values.numel() % 2 or values.storage_offset() % 2:
         return values, False
@@ -169,10 +204,11 @@ def int_gemv(
     num_units = num_pairs * bits // 2
     out = torch.empty((1, num_results), dtype=x.dtype, device=x.device)
     rows, units = int_gemv_shape(num_units, num_results)
-    values, is_paired = _view_pairs(x)
-    weights, norm_is_paired = _view_pairs(None if norm is None else norm.float())
-    _int_gemv[(cdiv(num_results, rows),)](
+    values, is_paired = view_pairs(x)
+    weights, norm_is_paired = view_pairs(None if norm is None else norm.float())
+    run_int_gemv[(cdiv(num_results, rows),)](
         values,
+        None,
         words,
         view_scales(scales),
         weights,

@@ -9,6 +9,7 @@ from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
 from penstock.ops.matmul.int_product import PAIR, PANEL, bits_of, int_product, sets_of
 from penstock.ops.triton.launch import pdl_options, wait_for_previous
 from penstock.ops.triton.matmul.epilogue import apply_epilogue, epilogue_args
+from penstock.ops.triton.matmul.int_dot import int_dots
 from penstock.ops.triton.matmul.int_gemv import int_gemv
 from penstock.ops.triton.matmul.int_rows import dequantize, sum_ints
 from penstock.ops.triton.norm import apply_norm
@@ -17,6 +18,7 @@ from penstock.ops.triton.tuning import (
     DEQUANTIZE_SCRATCH_BYTES,
     EPILOGUE_BLOCK,
     INT_STAGES,
+    MAX_INT_GEMV_VALUES,
     MAX_INT_TILE_ROWS,
     MIN_LARGE_WEIGHT,
     int_tile_shape,
@@ -98,7 +100,7 @@ def _int_epilogue(
     tl.store(out + row * num_out + n, y.to(out.dtype.element_ty), mask=inside)
 
 
-def _finish(sums: Tensor, dtype: torch.dtype, epilogue: Epilogue) -> Tensor:
+def finish_splits(sums: Tensor, dtype: torch.dtype, epilogue: Epilogue) -> Tensor:
     """Turn sums[splits, T, O] into [T, O], gated [T, O/2], written into the residual if it is contiguous."""
     num_splits, num_rows, num_sums = sums.shape
     num_out, residual = epilogue.num_results(num_sums), epilogue.residual
@@ -123,12 +125,14 @@ def _finish(sums: Tensor, dtype: torch.dtype, epilogue: Epilogue) -> Tensor:
     return out
 
 
-def _tile_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue: Epilogue) -> Tensor:
-    """Multiply a few rows on tensor cores, dequantizing in registers."""
+def tile_gemm(
+    x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue: Epilogue, exact: bool = False
+) -> Tensor:
+    """Multiply a few rows on tensor cores, dequantizing in registers; if `exact` each sum is one chain."""
     (num_rows, width), num_pairs = x.shape, words.shape[1]
     outputs, rows, pairs, num_warps, wanted = int_tile_shape(num_rows, num_out, num_pairs)
     tiles, steps = cdiv(num_out, outputs), num_pairs // pairs
-    num_splits = max(1, min(nearest_power_of_2(wanted / tiles), steps // 2))
+    num_splits = 1 if exact else max(1, min(nearest_power_of_2(wanted / tiles), steps // 2))
     per_split = cdiv(steps, num_splits)
     num_splits = cdiv(steps, per_split)
     is_bare = num_splits == 1 and epilogue == NO_EPILOGUE
@@ -153,9 +157,10 @@ def _tile_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue:
         width % PAIR == 0,
         not triton.knobs.runtime.interpret,
         num_warps=num_warps,
+        **({"enable_fp_fusion": False} if exact else {}),
         **pdl_options(x),
     )
-    return sums[0] if is_bare else _finish(sums, x.dtype, epilogue)
+    return sums[0] if is_bare else finish_splits(sums, x.dtype, epilogue)
 
 
 def scratch(device: torch.device) -> Tensor:
@@ -178,12 +183,7 @@ def _dequantized_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, ep
         panels = slice(first // PANEL, cdiv(part.stop, PANEL))
         dequantize(weight, words[panels], scales[panels])
         torch.mm(x, weight.t(), out=sums[0, :, part])
-    return sums[0] if epilogue == NO_EPILOGUE else _finish(sums, x.dtype, epilogue)
-
-
-def _prefers_tile(x: Tensor, words: Tensor, num_out: int) -> bool:
-    """Return True if tensor cores are faster for a single row: with large 4-bit weights, which are slow to decode."""
-    return bits_of(words) == 4 and num_out * x.shape[1] > MIN_LARGE_WEIGHT and x.itemsize == 2
+    return sums[0] if epilogue == NO_EPILOGUE else finish_splits(sums, x.dtype, epilogue)
 
 
 @int_product.impl("cuda", exact=False)
@@ -196,16 +196,17 @@ def _body(
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Use a fused GEMV for one row, a tensor-core tile for a few, cuBLAS on dequantized weights for more."""
-    is_large = num_out * x.shape[1] >= MIN_LARGE_WEIGHT
-    is_one = x.shape[0] == 1 and x.is_contiguous() and not _prefers_tile(x, words, num_out)
-    if eps > 0 and (not is_one or (is_large and norm is not None)):  # many programs would read a norm's weights again
-        x, norm, eps = apply_norm(x, norm, eps), None, 0.0
-    if is_one:
-        return int_gemv(x, words, scales, num_out, epilogue, norm, eps)
+    """Use a fused GEMV for one row, integer dot products where its weight is large, a tensor-core tile for a few rows,
+    cuBLAS on dequantized weights for more."""
+    num_values = num_out * x.shape[1]
+    if x.shape[0] == 1 and x.is_contiguous():
+        multiply_one = int_dots if num_values > MAX_INT_GEMV_VALUES and x.itemsize == 2 else int_gemv
+        return multiply_one(x, words, scales, num_out, epilogue, norm, eps)
+    if eps > 0:
+        x = apply_norm(x, norm, eps)
     x = x if x.stride(1) == 1 else x.contiguous()
     if not x.shape[0]:
         return x.new_empty((0, epilogue.num_results(num_out)))
-    max_rows = MAX_INT_TILE_ROWS if is_large else MAX_INT_TILE_ROWS // 2
-    multiply = _tile_gemm if x.shape[0] <= max_rows and x.dtype != torch.float32 else _dequantized_gemm
+    max_rows = MAX_INT_TILE_ROWS if num_values >= MIN_LARGE_WEIGHT else MAX_INT_TILE_ROWS // 2
+    multiply = tile_gemm if x.shape[0] <= max_rows and x.dtype != torch.float32 else _dequantized_gemm
     return multiply(x, words, scales, num_out, epilogue)

@@ -90,6 +90,20 @@ def _decode_weight(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constex
     return y
 
 
+@triton.jit
+def _round_weight(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr, SETS: tl.constexpr, DTYPE):
+    """Return the weights of field i, rounded step by step as `sum_ints` rounds them."""
+    f = decode_field(words, one, i, BITS)
+    if BITS == 8:
+        code = (f - 1.5) * 256
+    else:
+        code = (f - 1) * (256 if i % 2 == 0 else 16) - 8
+    y = code.to(DTYPE) * scale.to(DTYPE)
+    if SETS > 0:
+        y += (minimum + (8 * scale if BITS == 4 else 0)).to(DTYPE)
+    return y
+
+
 @triton.constexpr_function
 def _asm(bits, f, is_bfloat16):
     """Return PTX that turns field f of two halves into two floats: code − 8 with 4 bits, code − 128 with 8. The code is
@@ -190,9 +204,11 @@ def _dequantize_rows(
     SETS: tl.constexpr,
     ROWS: tl.constexpr,
     SPANS: tl.constexpr,
+    ROUNDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Dequantize SPANS spans of each of ROWS rows."""
+    """Dequantize SPANS spans of each of ROWS rows. ROUNDED are the weights that `sum_ints` multiplies, others exact
+    until they are stored."""
     wait_for_previous(PDL)
     FIELDS: tl.constexpr = 16 // BITS
     place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -207,10 +223,16 @@ def _dequantize_rows(
     for f in tl.static_range(FIELDS):
         scale, minimum = load_scales(scale_at + f * SETS // 4 * 8, there, SETS)
         scale, minimum = scale[:, :, None], minimum[:, :, None]
-        y = tl.join(
-            _decode_weight(w, scale, minimum, one, f, BITS, SETS),
-            _decode_weight(w, scale, minimum, one, FIELDS + f, BITS, SETS),
-        )
+        if ROUNDED:
+            y = tl.join(
+                _round_weight(w, scale, minimum, one, f, BITS, SETS, out.dtype.element_ty),
+                _round_weight(w, scale, minimum, one, FIELDS + f, BITS, SETS, out.dtype.element_ty),
+            )
+        else:
+            y = tl.join(
+                _decode_weight(w, scale, minimum, one, f, BITS, SETS),
+                _decode_weight(w, scale, minimum, one, FIELDS + f, BITS, SETS),
+            )
         y = tl.reshape(y, (ROWS, SPANS, 16))
         k = (span * (16 * FIELDS) + 16 * f)[None, :, None] + tl.arange(0, 16)[None, None, :]
         tl.store(
@@ -223,8 +245,10 @@ def view_scales(scales: Tensor) -> Tensor:
     return scales if sets_of(scales) == 0 else scales.view(torch.int32)
 
 
-def dequantize(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None) -> None:
-    """Write rows `ids` of the matrix, or all of them, into out[T, C]."""
+def dequantize(
+    out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None, as_multiplied: bool = False
+) -> None:
+    """Write rows `ids` of the matrix, or all of them, into out[T, C]: rounded once, or as a tile multiplies them."""
     num_rows, width = out.shape
     if not num_rows:
         return
@@ -246,7 +270,9 @@ def dequantize(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = 
         sets_of(scales),
         rows,
         spans,
+        as_multiplied,
         num_warps=4,
+        **({"enable_fp_fusion": False} if as_multiplied else {}),
         **pdl_options(out),
     )
 

@@ -1,0 +1,1 @@
+"""Drafting models, and rows that wait while drafts are verified."""
