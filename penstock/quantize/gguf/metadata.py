@@ -20,6 +20,7 @@ from penstock.models.layer import (
     LayerNorm,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     Mlp,
     RmsNorm,
     YarnScaling,
@@ -101,6 +102,8 @@ def _describe_attention(spec: ModelSpec, says_rotated: bool) -> dict[str, Any]:
 def _scale_keys(scaling: object) -> dict[str, Any]:
     if isinstance(scaling, LinearScaling):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
+    if isinstance(scaling, LongScaling):
+        return {"rope.scaling.attn_factor": float(scaling.attention_factor)}
     if isinstance(scaling, YarnScaling):
         return {
             "rope.scaling.type": "yarn",
@@ -112,29 +115,35 @@ def _scale_keys(scaling: object) -> dict[str, Any]:
     return {}
 
 
-def rope_factors(spec: ModelSpec) -> np.ndarray | None:
-    """Return Llama 3's divisors of the rotary frequencies, which a file holds as a tensor."""
+def rope_factors(spec: ModelSpec, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the divisors of rotary frequencies that a file holds as tensors: Llama 3's, and Phi-3's two lists."""
     rope = spec.layers[0].mixer.rope if isinstance(spec.layers[0].mixer, Attention) else None
     if rope is None or not isinstance(rope.scaling, Llama3Scaling):
-        return None
+        if rope is None or not isinstance(rope.scaling, LongScaling):
+            return {}
+        lists = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kinds = ("long", "short")
+        return {f"rope_factors_{kind}.weight": np.array(lists[f"{kind}_factor"], dtype=np.float32) for kind in kinds}
     scaling, factors = rope.scaling, []
     for index in range(rope.size // 2):
         turns = scaling.original / (2 * math.pi * rope.theta ** (2 * index / rope.size))
         smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         smooth = min(1.0, max(0.0, smooth))
         factors.append(1 / ((1 - smooth) / scaling.factor + smooth))
-    return np.array(factors, dtype=np.float32)
+    return {"rope_freqs.weight": np.array(factors, dtype=np.float32)}
 
 
 class Planned:
     """A file that is not yet written, as the reader of configs sees it."""
 
-    def __init__(self, metadata: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Any) -> None:
+    def __init__(
+        self, metadata: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Mapping[str, np.ndarray]
+    ) -> None:
         self.metadata, self.factors = metadata, factors
         self.tensors = {name: TensorInfo(name, shape, 0, 0, 4 * math.prod(shape)) for name, shape in shapes.items()}
 
     def raw(self, info: TensorInfo) -> np.ndarray:
-        raw: np.ndarray = self.factors.view(np.uint8)
+        raw: np.ndarray = self.factors[info.name].view(np.uint8)
         return raw
 
 

@@ -53,7 +53,7 @@ class GgufOutput:
         has_output = stack.spec.head is not None and not stack.spec.head.tied
         self.model = Model(self.architecture, stack.spec.num_layers, queries, has_output)
         self.kept: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self.factors = rope_factors(stack.spec) if checkpoint.metadata is None else None
+        self.factors = rope_factors(stack.spec, checkpoint.config) if checkpoint.metadata is None else {}
         shapes = {
             place.name: place.shape
             for parameter in stack.sources
@@ -75,8 +75,7 @@ class GgufOutput:
             from penstock.text.tokenizers.write_gguf import describe_tokenizer
 
             found = make_metadata(spec, checkpoint.config, path.resolve().name)
-            if self.factors is not None:
-                shapes = shapes | {"rope_freqs.weight": self.factors.shape}
+            shapes = shapes | {name: factors.shape for name, factors in self.factors.items()}
             check_description(spec, Planned(found, shapes, self.factors), checkpoint)
             found |= describe_tokenizer(path, spec.vocab_size, self.architecture, sample)
         found["general.file_type"] = MIXES[self.target.mix][1]
@@ -150,10 +149,10 @@ class GgufOutput:
                 part = value[place.rows]
                 made[place.name] = torch.from_numpy(encode(part, kind)) if part.ndim == 2 else _floats(part)
                 self.kept[place.name] = kind, place.shape
-        if self.factors is not None:
-            made["rope_freqs.weight"] = _floats(torch.from_numpy(self.factors))
-            self.kept["rope_freqs.weight"] = "F32", tuple(self.factors.shape)
-        elif isinstance(self.stack.checkpoint, GgufCheckpoint):
+        for name, factors in self.factors.items():
+            made[name] = _floats(torch.from_numpy(factors))
+            self.kept[name] = "F32", tuple(factors.shape)
+        if isinstance(self.stack.checkpoint, GgufCheckpoint):
             self._copy_factors(self.stack.checkpoint, made)
         return made
 
