@@ -90,6 +90,8 @@ ALLOWED = {
 API_OF_SERVER = ("penstock.api.defaults",)
 GENERATED = {ROOT / "docs/reference" / f"{name}.md" for name in (*PAGES, *OWN)}  # of the manual
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
+FUSED = ("qkv_attention", "qkv_write", "fp8_mlp")  # ops that only rules of `lower` call
+PLAIN = {"Epilogue": 1, "rms_norm": 3, "layer_norm": 4}  # arguments of the plain ones; more of them fuse what follows
 
 
 @cache
@@ -143,6 +145,49 @@ def test_server_takes_nothing_of_the_api_that_computes() -> None:
     for path in sources("server"):
         for name in imports(path):
             assert not name.startswith("penstock.api") or name in API_OF_SERVER, f"{path.name} imports {name}"
+
+
+def test_layers_know_a_weight_by_its_interface() -> None:
+    """A layer that imports a scheme would ask which one it has."""
+    for path in sources("layers"):
+        for name in imports(path):
+            assert not name.startswith("penstock.quant") or name == "penstock.quant.scheme", (
+                f"{path.name} imports {name}"
+            )
+
+
+@pytest.mark.parametrize("part", sorted(set(ALLOWED) - {"ops"}))
+def test_fused_ops_are_called_by_rules_alone(part: str) -> None:
+    """Elsewhere a product has its bias and a norm its weight: what else a kernel can do on the way is for `lower`."""
+    for path in sources(part if (PACKAGE / part).is_dir() else f"{part}.py"):
+        if path.parent != PACKAGE / "passes/lower":
+            for call in _calls(ast.parse(path.read_text())):
+                assert not is_fused(call), (
+                    f"{path.relative_to(ROOT)}:{call.lineno} calls {ast.unparse(call.func)}: a rule may"
+                )
+
+
+def is_fused(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    is_op = name == "Epilogue" or (isinstance(call.func, ast.Attribute) and "ops" in ast.unparse(call.func.value))
+    return is_op and (name in FUSED or len(call.args) + len(call.keywords) > PLAIN.get(name, 99))
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def test_fused_calls_are_known() -> None:
+    fused = (
+        "ops.qkv_write(x)",
+        "self.ops.rms_norm(x, w, eps, residual)",
+        "Epilogue(bias, residual=x)",
+        "norm.ops.fp8_mlp()",
+    )
+    plain = "self.ops.rms_norm(x, w, eps)", "rms_norm(c, size)", "Epilogue(bias)", "self.ops.layer_norm(x, w, b, eps)"
+    assert all(is_fused(call) for text in fused for call in _calls(ast.parse(text)))
+    assert not any(is_fused(call) for text in plain for call in _calls(ast.parse(text)))
+    assert any(is_fused(call) for path in sources("passes/lower") for call in _calls(ast.parse(path.read_text())))
 
 
 def test_paths_in_architecture_exist() -> None:

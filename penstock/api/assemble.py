@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from penstock.engine.engine import Engine
 from penstock.errors import InvalidConfig, quote
 from penstock.host.gpus import Sharers
 from penstock.host.machine import free_memory_bytes, held_collector
+from penstock.host.stopwatch import Stopwatch
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.files.quantized.checkpoint import keep_floats
@@ -68,6 +69,7 @@ class Assembly:
     defaults: Defaults = Defaults(())
     applied: tuple[Applied, ...] = ()  # to every request: the ledger's entries
     draft: DraftPart | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)  # phases of the start
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig, draft: DraftPart | None = None) -> int:
@@ -79,6 +81,14 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig, draft: DraftPart | No
 def held_gpu_bytes(device: str) -> int:
     """Return the GPU memory this process holds for weights, cache and steps; 0 on a CPU."""
     return torch.cuda.memory_reserved() if device == "cuda" else 0
+
+
+def gpu_uuid(device: str) -> str | None:
+    """Return the UUID of the GPU that the engine uses, as the driver writes it: CUDA_VISIBLE_DEVICES chooses it."""
+    if device != "cuda":
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 @held_collector()
@@ -93,15 +103,14 @@ def assemble(
     draft_fn: DraftFunction | None = None,
     sharers: Sharers = ALONE,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it. The
-    `sharers` are engines that share machine and GPU."""
+    """Build everything for one model; the `sharers` share machine and GPU. Without text it has no tokenizer."""
+    watch = Stopwatch()
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
     path = find_model(model, config.revision, show_progress)
-    dummy = config.load_format == "dummy"
     with ExitStack() as on_failure:
-        checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
+        checkpoint = None if config.load_format == "dummy" and path.is_dir() else open_checkpoint(path)
         try:
             described = checkpoint.config if checkpoint else read_config(path)
             generation = _generation_config(path, checkpoint, config)
@@ -127,18 +136,21 @@ def assemble(
             cpu.set_num_threads(settings.threads)
             own, mesh = (ranks.share, ranks.mesh) if ranks else (spec, None)
             loras = make_table(own, settings, torch.device(settings.device))
+            watch.lap("config")
             loaded = load_weights(checkpoint, own, settings, torch.device(settings.device), progress, loras, mesh)
         finally:
             if checkpoint:
                 checkpoint.close()
+        watch.lap("weights")
         made = tokenizer.result() if tokenizer else None
         grammars = make_grammars(path, config, made)
         others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
         engine = start_engine(loaded, settings, grammars, ahead, others, draft, loras, EngineOrigin(path, ranks))
         on_failure.pop_all()
+    watch.lap("engine")
     num_bytes = checkpoint.num_bytes if checkpoint else 0
     return Assembly(
-        path, spec, settings, generation, made, engine, stored, num_bytes, grammars, defaults, applied, draft
+        path, spec, settings, generation, made, engine, stored, num_bytes, grammars, defaults, applied, draft, watch
     )
 
 
@@ -270,13 +282,13 @@ def _compile_ahead(
     driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
     if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
         return None
-    glimpse = call_aside(gpu.read_driver, driver)
+    driver_facts = call_aside(gpu.read_driver, driver)
     try:
         # This imports Triton, which takes as long as starting the driver.
         from penstock.runner.compile.ahead import start_compiling
         from penstock.runner.compile.cross import hash_compiler
 
-        seen = glimpse.result()
+        seen = driver_facts.result()
         if seen is None:
             return None
         spec, settings = _resolve_settings(

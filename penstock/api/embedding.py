@@ -61,9 +61,9 @@ def score(
     return [_pair(ones[index % len(ones)], two) for index, two in enumerate(twos)]
 
 
-def _pair(one: EmbeddingRequestOutput, two: EmbeddingRequestOutput) -> ScoringRequestOutput:
+def _pair(output: EmbeddingRequestOutput, two: EmbeddingRequestOutput) -> ScoringRequestOutput:
     return ScoringRequestOutput(
-        f"{one.request_id}_{two.request_id}",
-        [*one.prompt_token_ids, *two.prompt_token_ids],
-        ScoringOutput(cosine(one.outputs.embedding, two.outputs.embedding)),
+        f"{output.request_id}_{two.request_id}",
+        [*output.prompt_token_ids, *two.prompt_token_ids],
+        ScoringOutput(cosine(output.outputs.embedding, two.outputs.embedding)),
     )

@@ -95,14 +95,14 @@ def list_loras(asked: AnyLora) -> list[LoRARequest]:
     return [one for one in loras if one is not None]
 
 
-def spread_loras(asked: AnyLora | Sequence[AnyLora], num_prompts: int) -> list[AnyLora]:
+def spread_loras(loras: AnyLora | Sequence[AnyLora], num_prompts: int) -> list[AnyLora]:
     """Return what each prompt asked for: one for all, or a list with one, None or a list for each."""
-    if asked is None or isinstance(asked, LoRARequest):
-        return [asked] * num_prompts
-    if not isinstance(asked, list | tuple) or len(asked) != num_prompts:
-        many = f"{len(asked)} of them" if isinstance(asked, list | tuple) else f"of type {type(asked).__name__}"
+    if loras is None or isinstance(loras, LoRARequest):
+        return [loras] * num_prompts
+    if not isinstance(loras, list | tuple) or len(loras) != num_prompts:
+        many = f"{len(loras)} of them" if isinstance(loras, list | tuple) else f"of type {type(loras).__name__}"
         raise InvalidRequest(
             f"lora_request {many} is not supported with {num_prompts} prompts: give one LoRARequest, or a list with "
             "one, None or a list of those to sum for each prompt"
         )
-    return list(asked)
+    return list(loras)

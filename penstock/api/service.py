@@ -36,11 +36,11 @@ class LoraNumbers:
         self._numbers: dict[tuple[str, int, str], int] = {}
         self._next = count(1)
 
-    def resolve(self, asked: AnyLora) -> tuple[LoraUse, ...]:
+    def resolve(self, lora: AnyLora) -> tuple[LoraUse, ...]:
         """Return the adapters of a request; raises InvalidModel or InvalidRequest for one that cannot be used."""
-        if asked is None:
+        if lora is None:
             return ()
-        loras = list_loras(asked)
+        loras = list_loras(lora)
         return tuple(LoraUse(one.lora_name, self._find(one), float(one.scale)) for one in loras if one.scale != 0)
 
     def _find(self, lora: LoRARequest) -> int:
@@ -61,9 +61,9 @@ class LoraNumbers:
     def list_ids(self) -> set[int]:
         return {id for _, id, _ in self._numbers}
 
-    def remove(self, asked: LoRARequest | int) -> bool:
+    def remove(self, lora: LoRARequest | int) -> bool:
         """Free an adapter that no request uses, by its id; False if there is none."""
-        id = asked.lora_int_id if isinstance(asked, LoRARequest) else asked
+        id = lora.lora_int_id if isinstance(lora, LoRARequest) else lora
         found = {key: number for key, number in self._numbers.items() if key[1] == id}
         for key, number in found.items():
             answer = self._engine.control(DropLora(number))

@@ -21,7 +21,7 @@ from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import BlockTransfer, Failed, Found, LostRank, Ready
 from penstock.errors import InvalidRequest, PenstockError, RankLost
-from penstock.host.energy import find_counter
+from penstock.host.energy import find_meter
 from penstock.host.gpus import Sharers
 from penstock.host.machine import hold_few_heaps
 from penstock.host.parent import ORPHANED, die_with_parent, read_first_line, watch_parent
@@ -45,6 +45,12 @@ class Task(msgspec.Struct, frozen=True):
     num_replicas: int = 1  # engines that share the machine
     transfer: BlockTransfer | None = None  # of cache blocks, between servers
     num_on_gpu: int = 1  # those that share its GPU
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the server's engines; None if the endpoint is no socket in one."""
+        kind, _, path = self.endpoint.partition("://")
+        return Path(path).parent if kind == "ipc" else None
 
 
 def main() -> int:
@@ -72,11 +78,12 @@ def main() -> int:
 def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
     gc.disable()
     begin = time.perf_counter()
-    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
+    from penstock.api.assemble import assemble, bytes_per_token, gpu_uuid, held_gpu_bytes
     from penstock.api.engine.transfer import open_exchange
     from penstock.api.model_files import find_model
     from penstock.api.ranks.watch import watch_ranks
 
+    imported = time.perf_counter()
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
     if not config.skip_tokenizer_init:
@@ -109,14 +116,15 @@ def _work(task: Task, wire: Wire, heartbeat: Heartbeat) -> int:
             list(assembly.applied),
             ranks,
             None if exchange is None else exchange.port,
+            {"imports": imported - begin, **assembly.watch.seconds},
         )
     )
     loop = CommandLoop(engine, wire, heartbeat, partial(_prepare, assembly.grammars))
     if exchange is not None and exchange.fetch is not None:
         loop.fetch_with(exchange.fetch)
-    counter = find_counter(settings.device)
-    if counter is not None:
-        loop.account.energy = EnergyAccount(counter)
+    meter = find_meter(settings.device, gpu_uuid(settings.device), task.folder)
+    if meter is not None:
+        loop.account.energy = EnergyAccount(meter.read)
     heartbeat.tell(loop.stats)
     try:
         loop.serve()

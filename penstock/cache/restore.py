@@ -52,7 +52,9 @@ class Restorer:
             nodes[-1].digest = digests[index]
         return nodes[:length]
 
-    def _find_digests(self, root: Root, tokens: Sequence[int], known: Sequence[Node], most: int) -> dict[int, bytes]:
+    def _find_digests(
+        self, root: Root, tokens: Sequence[int], known: Sequence[Node], max_blocks: int
+    ) -> dict[int, bytes]:
         """Return the digests of the blocks, as far as the store may have some; none if this root has no names."""
         if self._last is None or self._last[0] != root or self._last[1] is not tokens:
             self._last = root, tokens, {}
@@ -62,13 +64,13 @@ class Restorer:
             return {}
         for index, node in enumerate(known):
             digests[index] = self._names.of(node) or b""
-        for index in range(len(known), most):
+        for index in range(len(known), max_blocks):
             if index not in digests:
                 digests[index] = self._names.extend(last, root.key(tokens, index * size, size))
             last = digests[index]
             if any(not self._store.has(name_slot(last, g)) for g in self._full):
                 return {i: digests[i] for i in range(index)}
-        return {i: digests[i] for i in range(most)}
+        return {i: digests[i] for i in range(max_blocks)}
 
     def _find_missing(self, known: Sequence[Node], digests: dict[int, bytes]) -> tuple[int, set[tuple[int, int]]]:
         """Return the longest usable prefix in blocks, and the blocks and groups of it that the tree does not hold."""

@@ -52,8 +52,8 @@ class BlockNames:
         find_adapters: Callable[[str], str | None] = lambda key: None,
         between_machines: str | None = None,
     ) -> None:
-        """`find_adapters` turns a root's adapters, which are numbers of this process, into what their files hold; None
-        where that is not known. `between_machines` is the fingerprint without what copies of a model differ in."""
+        """`find_adapters` maps a root's adapter numbers, which are this process's, to digests of their files; None if
+        unknown. `between_machines` is the fingerprint without what copies of a model differ in."""
         self._start = _digest(fingerprint.encode())
         self._between_machines = fingerprint if between_machines is None else between_machines
         self.find_adapters = find_adapters
@@ -208,7 +208,7 @@ class Loads:
         self._begin = len(self.pending)
 
     def cancel(self) -> None:
-        """Drop the last sequence's, and their places: nobody relies on them yet."""
+        """Drop the last sequence's, and their places: no plan reads them yet."""
         dropped, self.pending = self.pending[self._begin :], self.pending[: self._begin]
         for load in dropped:
             self._pool.release_all(load.slot)

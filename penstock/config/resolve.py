@@ -19,7 +19,7 @@ STEP_TOKENS = 512  # enough to fill the cores, few enough to keep other answers 
 MIN_CACHE_TOKENS = 8192  # where memory allows
 CPU_SEQS, GPU_SEQS = 64, 256
 GPU_STEP_TOKENS = 8192
-OFFLINE_STEP_TOKENS = 16384  # on a large GPU, where nobody waits for the tokens of others
+OFFLINE_STEP_TOKENS = 16384  # on a large GPU: offline, a long step delays no stream
 LARGE_GPU = 64 * GIB
 GPU_RESERVE = 3 * GIB  # driver, cuBLAS, captured graphs and fragmentation
 GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grows, too
@@ -29,7 +29,7 @@ INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 LORA_RANK_STEP = 16  # ranks that a GPU's slots are a multiple of
 DRAFT_LOGIT_ROWS = 8 * 32  # float32 rows of a drafting model's steps, counted at 16 bits
 INT_LOADING = GIB  # to quantize to integers
-DEFAULT = "default"  # the reason of what nobody set or derived
+DEFAULT = "default"  # the reason of a value neither set nor derived
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,7 @@ def _gpu_share(config: EngineConfig, gpu: GpuFacts) -> tuple[int, str]:
 
 
 def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
-    """Tokens of cache that fit beside weights, a step's results and captured graphs; 0 if loading alone, which holds a
-    matrix and its quantized form at once, takes more."""
+    """Return the cache tokens that fit beside weights, activations and captured graphs; 0 if loading needs more."""
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or _gpu_step(facts, gpu)[0]
     logits = 2 * gpu.vocab_size * (2 * seqs + 4 * (gpu.prompt_logit_rows + seqs))  # captured graphs share theirs

@@ -18,18 +18,19 @@ class EnergyAccount:
     """Reads a counter when requests begin, end, and every WINDOW_S between. What was used meanwhile goes to requests
     in proportion to the tokens computed for each; what is used while none runs is idle."""
 
-    def __init__(self, read: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
-        self._read: Callable[[], float] | None = read
+    def __init__(self, read: Callable[[bool], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """`read` is told if requests run from now on: engines share a counter by it."""
+        self._read: Callable[[bool], float] | None = read
         self._clock, self._lock = clock, threading.Lock()  # heartbeats read it too
         self.busy_j = self.idle_j = 0.0
         self._owners: dict[int, str] = {}  # by row
         self._tokens: dict[str, int] = {}  # since the last reading
-        self._last_j, self._last_s, self._is_busy = read(), clock(), False
+        self._last_j, self._last_s, self._is_busy = read(False), clock(), False
 
     def watch(self, plan: Plan) -> None:
         """Note who gets the tokens of a step that is about to start."""
         if not self._is_busy:
-            self.idle_j += self._advance()
+            self.idle_j += self._advance(True)
             self._is_busy = True
         for admission in plan.admissions:
             self._owners[admission.row] = admission.request.id
@@ -43,7 +44,7 @@ class EnergyAccount:
         is_due = not has_work or self._clock() - self._last_s >= WINDOW_S
         if not self._is_busy or not (is_due or any(delta.finish_reason is not None for delta in deltas)):
             return {}
-        used, total = self._advance(), sum(self._tokens.values())
+        used, total = self._advance(has_work), sum(self._tokens.values())
         self.busy_j += used
         self._is_busy = has_work
         shares = {id: used * count / total for id, count in self._tokens.items() if id} if total and used else {}
@@ -53,16 +54,16 @@ class EnergyAccount:
     def rest(self) -> None:
         """Count what has been used since the last request as idle."""
         if not self._is_busy:
-            self.idle_j += self._advance()
+            self.idle_j += self._advance(False)
 
-    def _advance(self) -> float:
+    def _advance(self, is_busy: bool) -> float:
         """Return the joules since the last reading; none any more once the counter is gone."""
         with self._lock:
             self._last_s = self._clock()
             if self._read is None:
                 return 0.0
             try:
-                now = self._read()
+                now = self._read(is_busy)
             except (OSError, ValueError):
                 self._read = None
                 return 0.0

@@ -162,7 +162,7 @@ class LoraSlots:
         self.memory = LoraMemory(num_resident, max_bytes)
         self.slots = [Slot(number) for number in range(num_slots)]
         self._by_key: dict[str, Slot] = {}
-        self._draining: set[int] = set()  # slots that nobody else may take in this pass
+        self._draining: set[int] = set()  # slots closed to other sequences in this pass
         self._wanted: set[int] = set()  # adapters that earlier sequences of this pass wait for
         self._refused: set[str] = set()  # what earlier sequences of this pass found no slot for
         self._is_short = False  # what memory becomes free is kept for an earlier sequence of this pass
@@ -245,8 +245,7 @@ class LoraSlots:
         return True
 
     def _drain(self, free: list[Slot], has_memory: bool) -> None:
-        """Let the slot with the fewest users run empty, for one sequence that waits; without memory for its adapters
-        all slots without users too, so that those of others can be freed."""
+        """Drain the least-used slot for a waiting sequence; if memory is short, also free unused slots."""
         if len(self._draining) * DRAINING_SHARE >= len(self.slots):
             return
         for slot in sorted(free, key=_rank):

@@ -95,6 +95,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     applied: list[Applied] = []  # to every request: the ledger's entries
     ranks: list[RankRecord] = []  # where there are several
     transfer_port: int | None = None  # that other servers fetch its blocks from
+    start_s: dict[str, float] = {}  # by phase
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

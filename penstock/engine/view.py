@@ -1,4 +1,4 @@
-"""A look at the engine as it runs: its rows and its blocks. Nothing is kept for it while nobody looks."""
+"""The live view of an engine: its rows and blocks. Nothing is kept while there is no viewer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BlockView(msgspec.Struct, frozen=True):
 
 
 class Viewer:
-    """Answers looks until told that nobody looks any more."""
+    """Answers looks until told that there is no viewer any more."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
         self._engine, self._clock = engine, clock
@@ -89,7 +89,7 @@ class Viewer:
         )
 
     def stop(self) -> None:
-        """Keep nothing from now on: nobody looks."""
+        """Keep nothing from now on: there is no viewer."""
         self._engine.scheduler.cache.pool.evictions = None
         self._evicted.clear()
         self._cells, self._due_s = b"", 0.0

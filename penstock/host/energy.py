@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.host.energy_shares import Counter, SharedCounter
 from penstock.host.gpus import VISIBLE, list_gpus
 
 POWERCAP = "PENSTOCK_POWERCAP"  # the folder of powercap zones, where it is not the usual one
 ZONES = "/sys/class/powercap"
-Read = Callable[[], float]  # joules since some moment; raises OSError where the counter is gone
 
 
 class RaplZone:
     """One zone's counter, in microjoules, which begins again at its range."""
 
     def __init__(self, folder: Path) -> None:
+        self.name = folder.name
         self._energy = folder / "energy_uj"
         self._range_uj = int((folder / "max_energy_range_uj").read_text())
-        self._last_uj = int(self._energy.read_text())
-        self._sum_uj = 0
+        self.read()
 
-    def read(self) -> float:
-        now_uj = int(self._energy.read_text())
-        step_uj = now_uj - self._last_uj
-        self._sum_uj += step_uj if step_uj >= 0 else step_uj + self._range_uj
-        self._last_uj = now_uj
-        return self._sum_uj / 1e6
+    def read(self) -> int:
+        return int(self._energy.read_text())
+
+    def count_joules(self, before: float, now: float) -> float:
+        step_uj = now - before
+        return (step_uj if step_uj >= 0 else step_uj + self._range_uj) / 1e6
+
+
+class GpuCounter:
+    """A GPU's counter by the driver's library, in millijoules."""
+
+    def __init__(self, name: str) -> None:
+        """Open the GPU of this number or UUID; raises OSError where it does not tell."""
+        self.name = f"gpu-{name}"
+        self._nvml, self._device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        if self._nvml.nvmlInit_v2():
+            raise OSError("NVML does not start")
+        if name.isdecimal():
+            failed = self._nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(self._device))
+        else:
+            failed = self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(self._device))
+        if failed:
+            raise OSError(f"NVML knows no GPU {name}")
+        self.read()
+
+    def read(self) -> int:
+        millijoules = ctypes.c_ulonglong()
+        if self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules)):
+            raise OSError("NVML does not tell the GPU's energy")
+        return millijoules.value
+
+    def count_joules(self, before: float, now: float) -> float:
+        return max(0.0, now - before) / 1e3
+
+
+class EnergyMeter:
+    """The joules of this process, of several counters."""
+
+    def __init__(self, counters: list[SharedCounter]) -> None:
+        self._counters = counters
+
+    def read(self, is_busy: bool = False) -> float:
+        """Return the joules until now; from now on the process counts as busy or idle. Raises OSError where a counter
+        is gone."""
+        return sum(counter.read(is_busy) for counter in self._counters)
 
 
 def find_zones(folder: Path | None = None) -> list[RaplZone]:
@@ -44,42 +82,21 @@ def find_zones(folder: Path | None = None) -> list[RaplZone]:
     return zones
 
 
-def find_gpu(name: str = "0") -> Read | None:
-    """Return the counter of a GPU by the driver's library, by its number or UUID; None where there is none."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
-    if nvml.nvmlInit_v2():
-        return None
-    if name.isdecimal():
-        failed = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(device))
-    else:
-        failed = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
-    if failed:
-        return None
-
-    def read() -> float:
-        if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-            raise OSError("NVML does not tell the GPU's energy")
-        return millijoules.value / 1e3
-
+def find_gpu(name: str = "0") -> GpuCounter | None:
+    """Return the counter of a GPU by its number or UUID (GPU-…); None where nothing tells."""
     with suppress(OSError):
-        read()
-        return read
+        return GpuCounter(name)
     return None
 
 
-def find_counter(device: str) -> Read | None:
-    """Return the counter of a device, and of the CPU beside a GPU; None where nothing tells."""
-    found: list[Read] = [zone.read for zone in find_zones()]
+def find_meter(device: str, uuid: str | None = None, folder: Path | None = None) -> EnergyMeter | None:
+    """Return the meter of a device, and of the CPU beside a GPU; None where nothing tells. Processes with the same
+    `folder` share each counter."""
+    found: list[Counter] = list(find_zones())
     if device != "cpu":
-        visible = list_gpus(os.environ) if VISIBLE in os.environ else ["0"]
+        visible = [uuid] if uuid else list_gpus(os.environ) if VISIBLE in os.environ else ["0"]
         gpu = next(map(find_gpu, visible), None)  # CUDA takes the first
-        found = [gpu, *found] if gpu is not None else []
-    return _add(found) if found else None
-
-
-def _add(reads: Sequence[Read]) -> Read:
-    return lambda: sum(read() for read in reads)
+        found = found if gpu is None else [gpu, *found]
+    with suppress(OSError):
+        return EnergyMeter([SharedCounter(counter, folder) for counter in found]) if found else None
+    return None

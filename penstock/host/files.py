@@ -39,8 +39,8 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
         raise UnreadableFile(path, "its name has a null byte") from None
 
 
-def _check(path: str | os.PathLike[str], found: os.stat_result, max_bytes: int) -> None:
-    kind = stat.S_IFMT(found.st_mode)
+def _check(path: str | os.PathLike[str], status: os.stat_result, max_bytes: int) -> None:
+    kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         raise UnreadableFile(
             path,
@@ -48,7 +48,7 @@ def _check(path: str | os.PathLike[str], found: os.stat_result, max_bytes: int) 
             if kind == stat.S_IFDIR
             else f"it is {KINDS.get(kind, 'a device')}, not a regular file",
         )
-    if found.st_size > max_bytes:
+    if status.st_size > max_bytes:
         raise _too_large(path, max_bytes)
 
 

@@ -17,8 +17,8 @@ INTERRUPTED = EXIT_BASE + signal.SIGINT
 
 @contextmanager
 def final_interrupts() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the process at once while importing: an exception raised inside an import may be
-    swallowed, or leave the import system's locks held."""
+    """End the process at once on SIGINT or SIGTERM while importing: an exception inside an import may be swallowed, or
+    leave import locks held."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,7 +15,7 @@ Report = Callable[[int, int], None]
 
 @contextmanager
 def loading_bar(enabled: bool) -> Iterator[Report | None]:
-    """Yield a callback (done, total) that draws a bar after one second; None if nobody would see it."""
+    """Yield a callback (done, total) that draws a bar after one second; None where no terminal shows it."""
     if not enabled or not sys.stderr.isatty():
         yield None
         return

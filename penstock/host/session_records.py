@@ -37,7 +37,7 @@ def digest_scope(loras: Iterable[tuple[str, float]], salt: str) -> str:
 
 
 class SessionRecords:
-    """Records in a folder that nobody else may read; without one, in memory."""
+    """Records in a folder readable by its user alone; without one, in memory."""
 
     def __init__(self, path: str | None = None) -> None:
         self._folder = None if path is None else Path(path).expanduser() / FOLDER

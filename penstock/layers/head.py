@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from penstock.ops import OpTable
@@ -23,13 +21,12 @@ class Head:
         self.ops, self.rows, self.project, self.bias = ops, rows, project, bias
         self.factor, self.softcap = 1.0 / divisor, softcap
 
-    def multiply(self, x: Tensor, adapters: Any) -> Tensor:
-        """x[M, C] times the vocabulary → [M, V]; a plain head has nothing to add for `adapters`."""
-        return self.rows.matmul(x if self.project is None else self.project.matmul(x))
+    def __call__(self, x: Tensor) -> Tensor:
+        """x[M, C] → logits [M, V]."""
+        return self.finish(self.rows.matmul(x if self.project is None else self.project.matmul(x)))
 
-    def __call__(self, x: Tensor, adapters: Any = None) -> Tensor:
-        """x[M, C] → logits [M, V]; adapters[M] are the slots of each row's adapters."""
-        logits = self.multiply(x, adapters)
+    def finish(self, logits: Tensor) -> Tensor:
+        """Add the bias to the product with the vocabulary, divide and cap it."""
         if self.bias is not None:
             logits = self.ops.add(logits, self.bias)
         if self.factor != 1.0:

@@ -37,8 +37,7 @@ class StepInputs(Protocol):
 
 @dataclass(frozen=True)
 class Ends:
-    """Tokens at[M] of a step that logits are wanted of, and a step of those alone: each is the only query of a
-    sequence that ends with it."""
+    """The tokens at[M] that need logits, and a step of them alone, each as the only query of its sequence."""
 
     at: Tensor
     step: StepInputs

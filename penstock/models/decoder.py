@@ -15,7 +15,7 @@ from penstock.models.layer import Norm, Rope
 from penstock.models.pooling import Pooling
 from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec, parts
 from penstock.ops import OpTable
-from penstock.quant.dense import Dense, Matrix
+from penstock.quant.dense import dense as dense
 from penstock.quant.fp8 import as_fp8
 from penstock.quant.scheme import Scheme
 
@@ -60,7 +60,9 @@ class Decoder:
 
     def logits(self, hidden: Tensor, at: Tensor | None = None, adapters: Any = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32; `adapters` [M] are the slots of theirs."""
-        return self.head(hidden if at is None else self.ops.gather(at, hidden), adapters)
+        x = hidden if at is None else self.ops.gather(at, hidden)
+        head: Any = self.head  # an adapted one takes them
+        return head(x) if adapters is None else head(x, adapters)  # type: ignore[no-any-return]
 
 
 class Encoder:
@@ -191,14 +193,9 @@ class Build:
             assert embedding is not None
             return Encoder(spec, self.ops, embedding, stack, pooling)
         norm = self.optional("norm", spec.norm) if spec.is_last else None
-        head: Any = self.head(spec.head, embedding) if spec.is_last else None  # nobody asks for its logits
+        head: Any = self.head(spec.head, embedding) if spec.is_last else None  # other stages compute no logits
         first: Any = embedding or layers.Received(spec.width)  # called alike
         return Decoder(spec.cut(), self.ops, first, stack, norm, head)
-
-
-def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
-    """Store a matrix in full precision, as the weight's device reads it best."""
-    return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)
 
 
 def hold_heads(ops: OpTable, weights: Tensor) -> layers.HeadLinear | layers.HeadProduct:

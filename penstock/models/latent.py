@@ -92,7 +92,7 @@ class LatentAttentionSpec:
 
 
 def _shrink(weight: Tensor, beside: Scheme) -> Tensor:
-    """On a CPU, hold a float32 matrix in 16 bits where the one beside it takes less than 32 a value: both halves are
-    multiplied head by head, one of them transposed, which quantized blocks cannot be."""
+    """On a CPU, store a float32 matrix in 16 bits beside a smaller one: the halves are multiplied per head, which
+    quantized blocks cannot be."""
     is_small = weight.is_cpu and 8 * beside.num_bytes < 32 * beside.num_out * beside.num_in
     return weight.half() if weight.element_size() == 4 and is_small else weight

@@ -81,21 +81,21 @@ def _find_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[st
 
 
 def _parts(
-    parameter: str, shape: Shape, merge: Merge | None, found: dict[str, tuple[str, Layout]]
+    parameter: str, shape: Shape, merge: Merge | None, tensors: dict[str, tuple[str, Layout]]
 ) -> list[tuple[str, Shape]]:
     """Return the names under which a parameter may be stored, whole or in parts, with their shapes."""
-    if merge is None or _locate(parameter, shape, found)[0] in found:
+    if merge is None or _locate(parameter, shape, tensors)[0] in tensors:
         return [(parameter, shape)]
     module, _, suffix = parameter.rpartition(".")
     above = module.rpartition(".")[0]
     return [(f"{above}.{part}.{suffix}", (rows, *shape[1:])) for part, rows in merge.parts]
 
 
-def _locate(name: str, shape: Shape, found: dict[str, tuple[str, Layout]]) -> tuple[str, range | None]:
+def _locate(name: str, shape: Shape, tensors: dict[str, tuple[str, Layout]]) -> tuple[str, range | None]:
     """Find where a parameter or part is stored: under its own name, or as rows of a stack."""
     layer, number, inner = name.split(".", 2) if name.count(".") > 2 else ("", "", "")
     starred = take_number(inner)
-    if name in found or layer != "layers" or starred is None:
+    if name in tensors or layer != "layers" or starred is None:
         return name, None
     index = starred[1]
     return f"layers.{number}.{starred[0]}", range(index * shape[0], (index + 1) * shape[0])
@@ -327,7 +327,6 @@ def load_model(
 
     It is plain unless `finish` changes its blocks, each before the next is read; it then calls the ops of `finish`.
     Of a pipeline stage only its part is read.
-
     On the meta device there are no values, but matrices are stored as the checkpoint's headers say.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.

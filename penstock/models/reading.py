@@ -79,7 +79,7 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
 
 
 def _lay_out_runs(tensor: Tensor, source: Source, runs: Sequence[range]) -> Iterator[Tensor]:
-    """Lay out some rows alone: no others are read, but of the matrices in a stack those that have some."""
+    """Lay out only the rows in `runs`; of a stack, read only the matrices that have some of them."""
     if source.layout == "grouped":
         order = ungroup(torch.arange(source.shape[0]), source.head_size, source.kv_rows)
         yield from (tensor[order[run.start : run.stop]] for run in runs)

@@ -167,12 +167,13 @@ class AdaptedHead(layers.Head):
         vars(self).update(vars(head))
         self.added = AddLora(self.ops, weights)
 
-    def multiply(self, x: Tensor, adapters: Any) -> Tensor:
+    def __call__(self, x: Tensor, adapters: Any = None) -> Tensor:
+        """x[M, C] → logits [M, V]; adapters[M] are the slots of each row's adapters."""
         if adapters is None:
-            return super().multiply(x, None)
+            return super().__call__(x)
         if self.project is not None:
             x = self.project.matmul(x)
-        return self.added.add(x, self.rows.matmul(x), adapters)
+        return self.finish(self.added.add(x, self.rows.matmul(x), adapters))
 
 
 class Adapt:

@@ -1,4 +1,4 @@
-"""Note the inputs of linears, for calibration."""
+"""Note the inputs of linears and of experts, for calibration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from penstock import layers
 from penstock.models.decoder import Decoder, Encoder, linears
-from penstock.quant.scheme import Scheme
+from penstock.quant.scheme import Scheme, StackScheme
 
-Note = Callable[[str, Tensor], None]  # a linear's name, and x[T, C] that it is given
+Note = Callable[[str, Tensor], None]  # a matrix's name, and x[T, C] that it is given
 
 
 class ObservedScheme:
@@ -31,7 +32,24 @@ class ObservedScheme:
         return self.scheme.rows(ids)
 
 
+class ObservedExperts(ObservedScheme):
+    """Multiply a stack as `scheme` does, after telling `note` of each matrix's rows, under its number."""
+
+    scheme: StackScheme
+
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        for number in sorted(set(ids.flatten().tolist())):
+            chosen = ids == number  # [T, K]
+            self.note(f"{self.name}.{number}", x[chosen.any(1)] if x.ndim == 2 else x[chosen])
+        return self.scheme.grouped_matmul(x, ids, num_matrices)
+
+
 def observe(model: Decoder | Encoder, note: Note) -> None:
-    """Call `note` with every input of every linear of the stack, from now on. The model must be plain."""
+    """Call `note` with every input of every linear and expert of the stack, from now on. The model must be plain."""
     for name, linear, _ in linears(model):
         linear.scheme = ObservedScheme(name, linear.scheme, note)
+    for index, (described, block) in enumerate(zip(model.spec.layers, model.blocks)):
+        if isinstance(block.ffn, layers.Experts) and described.ffn is not None:
+            for name, stack in zip(("gate_up", "down"), block.ffn.stacks()):
+                name = f"layers.{index}.{described.ffn.prefix}.experts.{name}"
+                stack.scheme = ObservedExperts(name, stack.scheme, note)

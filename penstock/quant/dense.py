@@ -42,3 +42,8 @@ class Matrix(StoredWeight):
 
     def rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)
+
+
+def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Dense | Matrix:
+    """Store a matrix in full precision, as the weight's device reads it best."""
+    return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)

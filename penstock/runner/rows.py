@@ -78,8 +78,8 @@ class RunningRow:
                 _log.exception(FAILED)
 
     def propose(self, result: RowResult, max_tokens: int, min_chance: float) -> None:
-        """Add draft tokens for the row's next step, unless its answer ends here. A drafter that fails costs the row
-        its drafts, and nobody an answer."""
+        """Add draft tokens for the row's next step, unless its answer ends here. If a drafter fails, the row has
+        no drafts."""
         if self.drafts is None or not result.tokens or result.error or result.complete:
             return
         try:

@@ -43,11 +43,13 @@ def apply_processors(
     return result
 
 
-def _check_result(found: Any, size: int, name: str) -> torch.Tensor:
-    if not isinstance(found, torch.Tensor) or found.shape != (size,):
-        shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+def _check_result(result: Any, size: int, name: str) -> torch.Tensor:
+    if not isinstance(result, torch.Tensor) or result.shape != (size,):
+        shape = (
+            f"a tensor of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+        )
         raise ProcessorFailed(f"{name} returned {shape}: it must return the logits, a tensor of shape ({size},)")
-    values = found.detach().to("cpu", torch.float32).contiguous()
+    values = result.detach().to("cpu", torch.float32).contiguous()
     top = float(values.numpy().max())
     if math.isnan(top) or top == math.inf:
         raise ProcessorFailed(f"{name} returned NaN or infinity among the logits: use -inf to rule a token out")

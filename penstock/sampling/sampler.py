@@ -109,7 +109,7 @@ class Sampler:
             while after is not None:
                 chosen = self._choose(values[after + 1], row)
                 sampled.append(chosen)
-                after = _find_guess(draft, after, chosen.token)
+                after = _find_child(draft, after, chosen.token)
                 if after is not None:
                     row.append(chosen.token, chosen.mu)
                     if row.is_finished or row.has_stopped:
@@ -182,8 +182,8 @@ def _draw_from_all(logits: Array, top: float, temperature: float, share: float) 
     return piece * BLOCK + find_crossing(weights, rest, "exceed")
 
 
-def _find_guess(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:
-    """Return the index of the draft's guess of `token` after `parent`, or None; children follow their parents."""
+def _find_child(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:
+    """Return the index of the draft token `token` after `parent`, or None; children follow their parents."""
     wanted = Draft(token, parent)
     return next((i for i in range(parent + 1, len(draft)) if draft[i] == wanted), None)
 

@@ -30,19 +30,21 @@ def argmax(values: Array) -> int:
     raise UnusableLogits(f"all {len(values)} logits are -inf: no token is left to sample")
 
 
-def keep_first(values: Array, least: float, count: int) -> Array:
-    """Return the first `count` tokens, ids ascending; `least` is the value of the last of them."""
-    kept = values > least
-    equal = np.flatnonzero(values == least)
+def keep_first(values: Array, threshold: float, count: int) -> Array:
+    """Return the first `count` tokens, ids ascending; `threshold` is the value of the last of them."""
+    kept = values > threshold
+    equal = np.flatnonzero(values == threshold)
     kept[equal[: count - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
 
 
-def find_at_least(values: Array, least: float) -> Array:
-    """Return the tokens of value `least` or more, ids ascending."""
-    found: Array = above(torch.from_numpy(values)[None], torch.tensor([least], dtype=torch.float32), ROOM)[0].numpy()
+def find_at_least(values: Array, threshold: float) -> Array:
+    """Return the tokens of value `threshold` or more, ids ascending."""
+    found: Array = above(torch.from_numpy(values)[None], torch.tensor([threshold], dtype=torch.float32), ROOM)[
+        0
+    ].numpy()
     count = int(found[0])
-    return found[1 : 1 + count].astype(np.int64) if count <= ROOM else np.flatnonzero(values >= np.float32(least))
+    return found[1 : 1 + count].astype(np.int64) if count <= ROOM else np.flatnonzero(values >= np.float32(threshold))
 
 
 def top_k_ids(values: Array, count: int) -> Array:

@@ -87,9 +87,9 @@ class SandboxedProgram:
     def describe(self) -> TokenNames:
         return self._text(DescribeTokens(), Described).tokens
 
-    def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+    def try_grammar(self, params: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
         """Try a grammar in a lane of its own."""
-        data = pack_job(CompileGrammar(asked, max_tokens))
+        data = pack_job(CompileGrammar(params, max_tokens))
         self._stay_at_home()
         number, sock = self.sandbox.fork(GRAMMAR_BYTES, cpu_s=GRAMMAR_S, grammars=True)
         try:

@@ -99,26 +99,26 @@ class TextService:
         except OSError as error:
             raise text_refusal(error, within_s) from None
 
-    async def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str = "") -> GrammarFacts:
+    async def try_grammar(self, params: StructuredOutputsParams, max_tokens: int, tenant: str = "") -> GrammarFacts:
         """Try a grammar. Concurrent equal requests share the trial; it ends when the last caller leaves."""
-        known = self._facts.get(asked)
+        known = self._facts.get(params)
         if known is not None and known.decides(max_tokens):
-            self._facts.move_to_end(asked)
+            self._facts.move_to_end(params)
             return known
-        trial = self._trials.get(asked)
+        trial = self._trials.get(params)
         if trial is None or trial.is_abandoned:
-            trial = self._trials[asked] = _Trial(asyncio.ensure_future(self._try(asked, max_tokens, tenant)))
-            trial.task.add_done_callback(partial(self._end_trial, asked, trial))
+            trial = self._trials[params] = _Trial(asyncio.ensure_future(self._try(params, max_tokens, tenant)))
+            trial.task.add_done_callback(partial(self._end_trial, params, trial))
         facts = await trial.join()
-        self._keep(asked, facts)
-        return facts if facts.decides(max_tokens) else await self.try_grammar(asked, max_tokens, tenant)
+        self._keep(params, facts)
+        return facts if facts.decides(max_tokens) else await self.try_grammar(params, max_tokens, tenant)
 
-    def _end_trial(self, asked: StructuredOutputsParams, trial: _Trial, task: asyncio.Future[GrammarFacts]) -> None:
-        if self._trials.get(asked) is trial:
-            del self._trials[asked]
+    def _end_trial(self, params: StructuredOutputsParams, trial: _Trial, task: asyncio.Future[GrammarFacts]) -> None:
+        if self._trials.get(params) is trial:
+            del self._trials[params]
 
-    async def _try(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str) -> GrammarFacts:
-        data = pack_job(CompileGrammar(asked, max_tokens))
+    async def _try(self, params: StructuredOutputsParams, max_tokens: int, tenant: str) -> GrammarFacts:
+        data = pack_job(CompileGrammar(params, max_tokens))
         async with self._quick.turn(tenant):
             body = await self._compile(data, GRAMMAR_NICENESS, QUICK_S)
         if body is None:
@@ -138,11 +138,11 @@ class TextService:
         finally:
             lane.end()
 
-    def _keep(self, asked: StructuredOutputsParams, facts: GrammarFacts) -> None:
-        if asked not in self._facts:
-            self._facts_chars += len(asked.source)
-        self._facts[asked] = facts
-        self._facts.move_to_end(asked)
+    def _keep(self, params: StructuredOutputsParams, facts: GrammarFacts) -> None:
+        if params not in self._facts:
+            self._facts_chars += len(params.source)
+        self._facts[params] = facts
+        self._facts.move_to_end(params)
         while len(self._facts) > MAX_KEPT or self._facts_chars > MAX_KEPT_CHARS:
             dropped, _ = self._facts.popitem(last=False)
             self._facts_chars -= len(dropped.source)

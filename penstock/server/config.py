@@ -23,7 +23,7 @@ MAX_MEMORY_GB = 1 << 20
 
 
 def check_roles(roles: Sequence[str], num_engines: int, has_router: bool = False) -> None:
-    """Refuse roles that leave prompts or answers to nobody. Behind a router, other servers may do the rest."""
+    """Refuse roles without an engine that prefills, or one that decodes. Behind a router, other servers may have it."""
     for role in roles:
         if role not in ROLES:
             raise InvalidConfig(f"role={quote(role)} is unknown: choose one of {', '.join(ROLES)}")
@@ -93,6 +93,8 @@ class ServerConfig:
     return_tokens_as_token_ids: bool = option(False, "name tokens of log probabilities as token_id:ID")
     trust_request_chat_template: bool = option(False, "allow chat_template in requests")
     access_log: bool = option(True, "log every request, except successful health checks and /metrics")
+    enable_log_requests: bool = option(False, "log prompts and parameters of requests")
+    max_log_len: int | None = option(None, "max characters (or ids) of a logged prompt", least=0, most=1 << 30)
     log_format: str = option("text", "log format", LOG_FORMATS)
     otlp_traces_endpoint: str | None = option(
         None, "URL of an OpenTelemetry collector to send traces to, over HTTP; needs penstock[otel]"

@@ -61,6 +61,7 @@ class MachineCollector:
                 values = {name: value for name, value, _ in engine.facts.settings}
                 config.add_metric([*labels, *(str(values.get(name, "")).lower() for name in CONFIG)], 1)
         yield config
+        yield _starts(engines)
         yield from _counters(engines)
         yield _steps(engines)
         yield from _ranks(engines)
@@ -76,6 +77,18 @@ def _memory(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
     for labels, pid in pids:
         if pid is not None and (held := resident_bytes(pid)):
             gauge.add_metric(labels, held)
+    return gauge
+
+
+def _starts(engines: Sequence[tuple[list[str], RemoteEngine]]) -> Metric:
+    gauge = GaugeMetricFamily(
+        "penstock:startup_latency_breakdown_seconds",
+        "Time of the engine's last start: imports, config, weights, and the engine with its cache and warm-up.",
+        labels=[*ENGINE_LABELS, "phase"],
+    )
+    for labels, engine in engines:
+        for phase, seconds in engine.facts.start_s.items() if engine.facts is not None else ():
+            gauge.add_metric([*labels, phase], seconds)
     return gauge
 
 

@@ -59,7 +59,15 @@ GAUGES = {
     "penstock:num_requests_running": ("Running sequences.", "num_running"),
     "penstock:kv_offload_memory_bytes": ("Memory that the store of KV cache blocks fills.", "num_store_bytes"),
     "penstock:kv_offload_file_bytes": ("Bytes of its files.", "num_store_file_bytes"),
-    "penstock:kv_cache_usage_perc": ("Fraction of KV cache blocks in use.", ""),
+}
+RATIOS = {  # metric: (help, and the engine's names of a part and of the whole)
+    "penstock:kv_cache_usage_perc": ("Fraction of KV cache blocks in use.", "num_used_blocks", "num_blocks"),
+    "penstock:token_usage": ("The same, by SGLang's name.", "num_used_blocks", "num_blocks"),
+    "penstock:cache_hit_rate": (
+        "Fraction of prompt tokens found in the prefix cache, since the engine's start.",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+    ),
 }
 COUNTERS = {
     "penstock:num_preemptions": ("Preempted sequences.", "num_preemptions"),
@@ -190,9 +198,12 @@ class _EngineCollector:
         for name, (help, key) in GAUGES.items():
             gauge = GaugeMetricFamily(name, help, labels=ENGINE_LABELS)
             for labels, engine in engines:
-                stats = engine.stats
-                used = stats.get("num_used_blocks", 0) / max(1, stats.get("num_blocks", 1))
-                gauge.add_metric(labels, stats.get(key, 0) if key else used)
+                gauge.add_metric(labels, engine.stats.get(key, 0))
+            yield gauge
+        for name, (help, part, whole) in RATIOS.items():
+            gauge = GaugeMetricFamily(name, help, labels=ENGINE_LABELS)
+            for labels, engine in engines:
+                gauge.add_metric(labels, engine.stats.get(part, 0) / max(1, engine.stats.get(whole, 1)))
             yield gauge
         for name, (help, key) in COUNTERS.items():
             counter = CounterMetricFamily(name, help, labels=ENGINE_LABELS)

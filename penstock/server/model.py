@@ -280,11 +280,11 @@ class ServedModel:
                 found.append((await self.text.encode_messages(system, {"add_generation_prompt": False})).tokens)
         return found
 
-    def _start_text(self, found: Found) -> None:
-        self.path = Path(found.path)
+    def _start_text(self, facts: Found) -> None:
+        self.path = Path(facts.path)
         if self._facts is None:
-            source = found.metadata if found.metadata is not None else found.folder or ""
-            self._facts = asyncio.ensure_future(self._load_tokenizer(source, found.path))
+            source = facts.metadata if facts.metadata is not None else facts.folder or ""
+            self._facts = asyncio.ensure_future(self._load_tokenizer(source, facts.path))
 
     async def _load_tokenizer(self, source: str | Mapping[str, Any], origin: str) -> TokenizerInfo:
         self._sandbox = sandbox = Sandbox()  # on the main thread: it dies with its parent thread
@@ -292,7 +292,7 @@ class ServedModel:
 
     def _close_text(self) -> None:
         if self._facts is not None:
-            self._facts.add_done_callback(lambda facts: facts.cancelled() or facts.exception())  # nobody waits for them
+            self._facts.add_done_callback(lambda facts: facts.cancelled() or facts.exception())  # else asyncio logs it
         service, self._service, self._text, self._facts = self._service, None, None, None
         sandbox, self._sandbox = self._sandbox, None
         if service is not None:
@@ -389,6 +389,6 @@ class ServedModel:
         )
 
 
-def _count_common(one: Sequence[int], two: Sequence[int]) -> int:
+def _count_common(first: Sequence[int], two: Sequence[int]) -> int:
     """Count the tokens of the common prefix."""
-    return next((at for at, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
+    return next((at for at, (a, b) in enumerate(zip(first, two)) if a != b), min(len(first), len(two)))

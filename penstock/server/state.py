@@ -25,6 +25,7 @@ from penstock.server.http.relay import CURRENT_RELAY, Relay
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
 from penstock.server.observe.live import LiveHub
+from penstock.server.observe.request_log import log_requests
 from penstock.server.observe.ring import TraceRing
 from penstock.server.observe.spans import open_spans
 from penstock.server.observe.trace import CURRENT, Trace, stage
@@ -100,8 +101,7 @@ class Server:
             )
             for number, (request, (encoded, _)) in enumerate(zip(requests, prompts))
         ]
-        for flight in flights:
-            flight.collector.engine_applied = model.facts.applied
+        self._note(trace, flights, model)
         held = model.loras.hold(loras)
         if any(request.beam for request in requests):
             CURRENT_RELAY.set(None)  # beams come whole: there is nothing to go on with elsewhere
@@ -118,6 +118,13 @@ class Server:
         generation.loras = held
         self.generations.add(generation)
         return generation
+
+    def _note(self, trace: Trace, flights: Sequence[InFlightRequest], model: ServedModel) -> None:
+        """Begin the ledgers of a request's parts, and log them where that is asked for."""
+        for flight in flights:
+            flight.collector.engine_applied = model.facts.applied
+        if self.config.enable_log_requests:
+            log_requests(trace, flights, self.config.max_log_len)
 
     async def _prefill(
         self,

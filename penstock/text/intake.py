@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Compiler(Protocol):
     """Compiles grammars; returns None if a remote engine does it."""
 
-    def compile(self, asked: StructuredOutputsParams, max_tokens: int | None = None) -> CompiledGrammar | None: ...
+    def compile(self, params: StructuredOutputsParams, max_tokens: int | None = None) -> CompiledGrammar | None: ...
 
 
 @dataclass(frozen=True)

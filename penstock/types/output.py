@@ -156,7 +156,7 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int = 0
 
 
-def cosine(one: Sequence[float], two: Sequence[float]) -> float:
-    dot = math.fsum(a * b for a, b in zip(one, two))
-    norms = math.sqrt(math.fsum(a * a for a in one) * math.fsum(b * b for b in two))
+def cosine(first: Sequence[float], two: Sequence[float]) -> float:
+    dot = math.fsum(a * b for a, b in zip(first, two))
+    norms = math.sqrt(math.fsum(a * a for a in first) * math.fsum(b * b for b in two))
     return dot / norms if norms else 0.0

@@ -44,9 +44,9 @@ def read_speculation(value: Any) -> SpeculationParams | bool | None:
     return SpeculationParams(**value)
 
 
-def count_most(asked: SpeculationParams | bool | None) -> int:
+def count_most(params: SpeculationParams | bool | None) -> int:
     """Return the most draft tokens of a step that a request takes."""
-    if asked is False:
+    if params is False:
         return 0
-    most = asked.num_speculative_tokens if isinstance(asked, SpeculationParams) else None
+    most = params.num_speculative_tokens if isinstance(params, SpeculationParams) else None
     return MAX_DRAFT if most is None else most

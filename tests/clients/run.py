@@ -14,6 +14,7 @@ import sys
 import venv
 from pathlib import Path
 
+from tests.docs.examples import find_client_example
 from tests.server.running import RunningServer
 
 HERE = Path(__file__).parent
@@ -57,8 +58,14 @@ def python_of(name: str) -> Path:
 
 
 def passes(name: str, url: str) -> bool:
+    """Run the client, and its example in the manual if it has one."""
+    example = find_client_example(name, url)
+    return run(name, HERE / f"{name}.py", url, MODEL) and (example is None or run(f"{name}'s example", "-c", example))
+
+
+def run(name: str, *arguments: str | Path) -> bool:
     try:
-        command: list[str | Path] = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
+        command: list[str | Path] = [python_of(name.removesuffix("'s example")), "-I", *arguments]
         env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}  # it is no hub
         ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**env, **QUIET})
     except (subprocess.SubprocessError, OSError) as error:

@@ -93,6 +93,18 @@ def test_python_examples_parse(path: Path) -> None:
             ast.parse(code)
 
 
+def test_quoted_errors_are_those_that_appear() -> None:
+    """Whoever searches for the text that they see finds it."""
+    sources = (*(ROOT / "penstock").rglob("*.py"), ROOT / "Makefile")
+    texts = re.sub(r'"\s*f?"', "", "\n".join(path.read_text() for path in sources))  # strings in several pieces are one
+    rows = re.findall(r"^\| `([^|]+)\|", (DOCS / "troubleshooting.md").read_text(), re.M)
+    quoted = [text for row in rows for text in re.findall(r"([^`]+)`", row)[::2]]
+    assert len(quoted) >= 8
+    for text in quoted:
+        for part in filter(str.strip, text.split("…")):
+            assert part in texts, f"troubleshooting.md quotes {text!r}, but no source has {part!r}"
+
+
 def test_every_question_is_answered_by_a_link() -> None:
     rows = re.findall(r"^\| … (.+?) \| (.+?) \|$", (DOCS / "how-do-i.md").read_text(), re.M)
     assert len(rows) >= 15

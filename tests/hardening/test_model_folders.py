@@ -149,6 +149,7 @@ def test_a_server_refuses_such_a_model_with_a_sentence(tmp_path: Path) -> None:
     assert ended.returncode == 1 and "lengthen a text" in ended.stderr and "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_further_model_of_that_kind_leaves_no_engine(tmp_path: Path) -> None:
     good, bad = write_model(tmp_path / "good"), write_model(tmp_path / "bad", **TOKENIZERS["doubling decoder"])
     with RunningServer(str(good), "--model", f"bad={bad}", "--load-format", "dummy", "--threads", "1") as running:

@@ -148,6 +148,7 @@ def common_name(url: str) -> str:
     return pem.decode().rpartition("=")[2].strip()
 
 
+@pytest.mark.slow
 def test_hangup_reads_certificates_again(tiny_model: Path, tmp_path: Path) -> None:
     """A pair that does not belong together leaves the old one in use, also for connections to come."""
     certificate, key = write_pem(tmp_path / "used", "first")
@@ -166,6 +167,7 @@ def test_hangup_reads_certificates_again(tiny_model: Path, tmp_path: Path) -> No
         assert common_name(running.url) == "second"
 
 
+@pytest.mark.slow
 def test_hangup_under_nohup_and_with_nothing_to_read(tiny_model: Path) -> None:
     program = (
         "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from penstock.cli import main; "

@@ -58,6 +58,7 @@ def test_no_prompt_on_a_closed_stream(tiny_model: Path) -> None:
     assert "the prompt is empty" in sentence(run_tiny(tiny_model, closed=(0,)))
 
 
+@pytest.mark.slow
 def test_a_full_or_wrong_output(tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full, open(os.devnull, "rb") as unwritable:
         assert "No space left on device: free some" in sentence(run_tiny(tiny_model, "hi", stdout=full.fileno()))
@@ -93,7 +94,7 @@ def answer(tiny_model: Path) -> str:
     [
         ({"LC_ALL": "C"}, "utf-8"),
         pytest.param(PLAIN, "utf-8", marks=pytest.mark.slow),
-        ({**PLAIN, "PYTHONIOENCODING": "ascii:strict"}, "ascii"),
+        pytest.param({**PLAIN, "PYTHONIOENCODING": "ascii:strict"}, "ascii", marks=pytest.mark.slow),
         pytest.param({"PYTHONIOENCODING": "latin-1"}, "latin-1", marks=pytest.mark.slow),
     ],
     ids=["C", "plain C", "ascii", "latin-1"],

@@ -88,6 +88,7 @@ def test_models_one_after_the_other_do_not_add_up(tmp_path: Path) -> None:
     assert resident_bytes() - before < 60e6
 
 
+@pytest.mark.slow
 def test_many_requests_leave_nothing(config_folder: str) -> None:
     """The engine's own books do not grow with the number of requests served."""
     with tiny.dummy(config_folder, kv_cache_tokens=128, block_size=8, max_model_len=64) as llm:

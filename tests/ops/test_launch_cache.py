@@ -156,8 +156,8 @@ print([type(one).__name__ for one in kernels], kernels[-1].is_gluon())
     ("version", "expected", "of_gluon"),
     [
         ("3.9.1+git3", "CachedKernel", "CachedGluonJITFunction"),
-        ("3.5.1", "JITFunction", "GluonJITFunction"),
-        ("3.10.0", "JITFunction", "GluonJITFunction"),
+        pytest.param("3.5.1", "JITFunction", "GluonJITFunction", marks=pytest.mark.slow),
+        pytest.param("3.10.0", "JITFunction", "GluonJITFunction", marks=pytest.mark.slow),
     ],
 )
 def test_all_of_ours_remember_where_triton_is_as_launches(version: str, expected: str, of_gluon: str) -> None:

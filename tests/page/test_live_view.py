@@ -89,6 +89,7 @@ def colours_of(selector: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/live", **ROOT)
     tab.wait("document.querySelector('.badge.is-good')")
@@ -121,6 +122,7 @@ def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServ
     assert "the engine died and was restarted" in tab.text(".timeline")
 
 
+@pytest.mark.slow
 def test_a_hidden_tab_does_not_look(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/live", **ROOT)
     with load(served, 12, max_tokens=3900):
@@ -216,6 +218,7 @@ def test_a_pull_goes_on_while_another_view_is_open(served: RunningServer, tab: L
     tab.wait("document.querySelector('.pull progress[hidden]') && !document.querySelector('.pull button').disabled")
 
 
+@pytest.mark.slow
 def test_replicas_are_shown_with_their_roles(tab: LiveTab, tmp_path: Path) -> None:
     tiny.write_config(tmp_path / "tiny", vocab_size=320, max_position_embeddings=4096)
     tiny.write_tokenizer(tmp_path / "tiny")
@@ -263,6 +266,7 @@ def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> Non
     tab.complaints.clear()
 
 
+@pytest.mark.slow
 def test_ranks_have_a_row_each(chromium: str, tab: LiveTab, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("ranks")
     tiny.write_config(folder / "tiny", vocab_size=320, max_position_embeddings=1024)

@@ -52,7 +52,7 @@ def fill(make: Make, cold: list[Answer], **options: Any) -> None:
         llm.service.engine.save(everything=True)
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", [pytest.param(STAGES, marks=pytest.mark.slow), SHARDS], ids=str)
 def test_restored_parts_give_the_bits_of_one_process(
     make: Make, cold: list[Answer], tmp_path: Path, sizes: dict[str, int]
 ) -> None:

@@ -59,6 +59,7 @@ def near(found: Any, expected: Any, tolerance: float) -> bool:
     return all(np.abs(mine[0] - wanted[0]).max() <= tolerance * np.abs(wanted).max() for mine, wanted in pairs)
 
 
+@pytest.mark.slow
 def test_a_gguf_file_over_three_ranks(group: Group) -> None:
     """SmolLM2 has 9 heads and 3 key heads; each rank holds a third of the file's blocks."""
     given = dict(folder=str(model_path("smollm2")))

@@ -152,6 +152,24 @@ def test_observing_changes_nothing_and_notes_every_input(monkeypatch: pytest.Mon
     assert "layers.0.attention.qkv" in sums and "layers.1.mlp.down" in sums
 
 
+def test_inputs_of_each_expert_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they are what the router sent: every token to as many experts as it chooses."""
+    config = describe("MixtralForCausalLM")
+    expected, model = answer(make(config, [], monkeypatch)), make(config, [], monkeypatch)
+    rows: dict[str, int] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        rows[name] = rows.get(name, 0) + len(x)
+
+    observe(model, note)
+    assert torch.equal(answer(model), expected)
+    for index in range(len(model.blocks)):
+        for name in ("gate_up", "down"):
+            prefix = f"layers.{index}.mlp.experts.{name}."
+            each = {key: count for key, count in rows.items() if key.startswith(prefix)}
+            assert len(each) > 1 and sum(each.values()) == 2 * rows[f"layers.{index}.attention.qkv"]
+
+
 def test_an_adapted_linear_runs_plain_beside_fused_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapted before lowering, as at load; a delta of zeros changes no bit, another one the answer."""
     config = describe("LlamaForCausalLM")

@@ -16,7 +16,7 @@ from bench.gpu_sets import SHAPES
 from penstock.api.plan.costs import Matrices, Memories
 from penstock.api.plan.devices import Device, find_gpu, here, known_gpus, parse_memory
 from penstock.api.plan.fit import Subject, find_fit
-from penstock.api.plan.plan import Wish, make_plan
+from penstock.api.plan.plan import TargetLoad, make_plan
 from penstock.cli import main
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
@@ -46,8 +46,8 @@ RUNS = [
 def gpu_plan(case: dict[str, Any]) -> Any:
     concurrency, prompt, output = LOADS[case["kind"]]
     config = EngineConfig(quantization=case.get("quantization"), max_model_len=4096, max_num_batched_tokens=16384)
-    wish = Wish(concurrency, prompt, output)
-    return make_plan(Subject(SHAPES[case["shape"]], None), config, find_gpu("H200"), wish, is_timed=False)
+    target = TargetLoad(concurrency, prompt, output)
+    return make_plan(Subject(SHAPES[case["shape"]], None), config, find_gpu("H200"), target, is_timed=False)
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -75,7 +75,7 @@ def test_bytes_on_an_h200(case: dict[str, Any]) -> None:
 def test_bytes_of_experts(name: str, all_gb: float, one_gb: float, many_gb: float, values: float) -> None:
     """All layers' bytes, those that 1 and 32 tokens meet, and what a token is multiplied with: as in decision 0050."""
     subject, config = Subject(SHAPES[name], None), EngineConfig(max_model_len=4096)
-    found = make_plan(subject, config, find_gpu("H200"), Wish(1, 128, 256), is_timed=False)
+    found = make_plan(subject, config, find_gpu("H200"), TargetLoad(1, 128, 256), is_timed=False)
     matrices = Matrices.of(found.fit.model)
     counted = [matrices.layer_bytes, matrices.touched_bytes(1), matrices.touched_bytes(32)]
     assert [count / 1e9 for count in counted] == pytest.approx([all_gb, one_gb, many_gb], rel=0.005)
@@ -87,7 +87,7 @@ def test_bytes_of_experts(name: str, all_gb: float, one_gb: float, many_gb: floa
 
 def test_bytes_of_quantized_experts() -> None:
     subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=4096, quantization="int4")
-    matrices = Matrices.of(make_plan(subject, config, find_gpu("H200"), Wish(1), is_timed=False).fit.model)
+    matrices = Matrices.of(make_plan(subject, config, find_gpu("H200"), TargetLoad(1), is_timed=False).fit.model)
     assert matrices.touched_bytes(1) / matrices.used_values() == pytest.approx(matrices.layer_bytes / 29.9e9, rel=0.02)
 
 
@@ -128,31 +128,31 @@ def llama(**options: Any) -> tuple[Subject, EngineConfig]:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "options", "wish", "flags"),
+    ("gpu", "options", "target", "flags"),
     [
-        ("RTX-4090", {"max_model_len": 4096}, Wish(4), "--max-num-batched-tokens 2048"),
-        ("L40S", {"max_model_len": 32768, "max_num_batched_tokens": 2048}, Wish(8), "--kv-cache-dtype fp8"),
-        ("A10", {"max_model_len": 4096, "dtype": "float32"}, Wish(1), "--quantization int8"),
-        ("RTX-3090", {"max_model_len": 8192, "quantization": "int8"}, Wish(64), "--concurrency"),
-        ("RTX-3090", {"max_model_len": 131072, "quantization": "int8"}, Wish(1), "--context"),
+        ("RTX-4090", {"max_model_len": 4096}, TargetLoad(4), "--max-num-batched-tokens 2048"),
+        ("L40S", {"max_model_len": 32768, "max_num_batched_tokens": 2048}, TargetLoad(8), "--kv-cache-dtype fp8"),
+        ("A10", {"max_model_len": 4096, "dtype": "float32"}, TargetLoad(1), "--quantization int8"),
+        ("RTX-3090", {"max_model_len": 8192, "quantization": "int8"}, TargetLoad(64), "--concurrency"),
+        ("RTX-3090", {"max_model_len": 131072, "quantization": "int8"}, TargetLoad(1), "--context"),
     ],
 )
-def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], wish: Wish, flags: str) -> None:
+def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], target: TargetLoad, flags: str) -> None:
     """The change that is named really makes it fit."""
     subject, config = llama(**options)
     device = find_gpu(gpu)
-    found = make_plan(subject, config, device, wish, is_timed=False)
+    found = make_plan(subject, config, device, target, is_timed=False)
     assert not found.fit.memory.fits and found.speed is None
     assert found.change is not None and found.change.flags.startswith(flags)
     name, value = found.change.flags.split()
     if name == "--concurrency":
-        wish = replace(wish, concurrency=int(value))
+        target = replace(target, concurrency=int(value))
     elif name == "--context":
         config = replace(config, max_model_len=int(value))
     else:
         changed: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value}
         config = replace(config, **changed)
-    assert make_plan(subject, config, device, wish, is_timed=False).fit.memory.fits
+    assert make_plan(subject, config, device, target, is_timed=False).fit.memory.fits
 
 
 @pytest.mark.parametrize(("tokens", "gigabytes"), [(1, 6.0), (1000, 60.0)])
@@ -167,9 +167,9 @@ def test_experts_are_read_as_they_are_chosen(tokens: int, gigabytes: float) -> N
 
 def test_weights_in_host_memory_are_forecast() -> None:
     """A step of one row waits for the copies; experts few rows read in place, and more of them by the step."""
-    wish, device = Wish(1, 128, 128), find_gpu("RTX-4090")
-    found = make_plan(*llama(cpu_offload_gb=8), device, wish, is_timed=False)
-    plain = make_plan(*llama(), device, wish, is_timed=False)
+    target, device = TargetLoad(1, 128, 128), find_gpu("RTX-4090")
+    found = make_plan(*llama(cpu_offload_gb=8), device, target, is_timed=False)
+    plain = make_plan(*llama(), device, target, is_timed=False)
     assert found.fit.memory.host == 8 << 30 and plain.fit.memory.host == 0
     assert 0 < plain.fit.memory.weights - found.fit.memory.weights < 8 << 30
     assert found.fit.memory.max_cache_tokens > plain.fit.memory.max_cache_tokens
@@ -177,7 +177,7 @@ def test_weights_in_host_memory_are_forecast() -> None:
     experts = Subject(SHAPES["qwen3-30b-a3b"], None)
     one, many = (
         make_plan(
-            experts, EngineConfig(cpu_offload_gb=32), find_gpu("H200"), Wish(rows, 128, 128), is_timed=False
+            experts, EngineConfig(cpu_offload_gb=32), find_gpu("H200"), TargetLoad(rows, 128, 128), is_timed=False
         ).speed
         for rows in (1, 64)
     )
@@ -188,10 +188,11 @@ def test_weights_in_host_memory_are_forecast() -> None:
 def test_host_memory_is_the_last_advice_for_a_gpu() -> None:
     subject, config = Subject(SHAPES["qwen3-30b-a3b"], None), EngineConfig(max_model_len=2048, quantization="int8")
     device = find_gpu("L4")
-    change = make_plan(subject, config, device, Wish(1), is_timed=False).change
+    change = make_plan(subject, config, device, TargetLoad(1), is_timed=False).change
     assert change is not None and change.flags.startswith("--cpu-offload-gb ")
     size = float(change.flags.split()[1])
-    assert make_plan(subject, replace(config, cpu_offload_gb=size), device, Wish(1), is_timed=False).fit.memory.fits
+    config = replace(config, cpu_offload_gb=size)
+    assert make_plan(subject, config, device, TargetLoad(1), is_timed=False).fit.memory.fits
 
 
 def test_a_slower_device_is_slower() -> None:
@@ -199,11 +200,11 @@ def test_a_slower_device_is_slower() -> None:
     subject, config = llama(max_model_len=2048)
     device = find_gpu("H200")
     half = replace(device, bytes_s=device.bytes_s / 2)
-    single, slower = (make_plan(subject, config, one, Wish(1), is_timed=False).speed for one in (device, half))
+    single, slower = (make_plan(subject, config, one, TargetLoad(1), is_timed=False).speed for one in (device, half))
     assert single is not None and slower is not None
     assert 0.5 < slower.decode_tokens_s / single.decode_tokens_s < 0.6
     assert max(single.bound, key=lambda name: single.bound[name]) == "reading weights"
-    many = make_plan(subject, config, device, Wish(256), is_timed=False).speed
+    many = make_plan(subject, config, device, TargetLoad(256), is_timed=False).speed
     assert many is not None and many.decode_tokens_s > 50 * single.decode_tokens_s
 
 

@@ -71,7 +71,8 @@ def move_to_gpu(llm: LLM, deterministic: bool = False, speculation: Any = None, 
     made.store = theirs.store
     engine.executor, engine.overlap = made, 1
     scheduler: Any = engine.scheduler
-    scheduler._exact_starts = True
+    for part in (scheduler, scheduler._builder, scheduler._fast_path):
+        part._exact_starts = True
     if drafter is not None:
         scheduler._speculation = speculation or AlwaysAhead()
     return made

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -170,3 +171,22 @@ def test_connections_without_a_seat_are_counted() -> None:
             assert b" 503 " in line.recv(4096)
     assert b'penstock:connections_refused_total{reason="seats"} 1.0' in metrics.render()
     assert b'penstock:connections_refused_total{reason="descriptors"} 0.0' in metrics.render()
+
+
+def test_prompts_are_logged_where_that_is_asked_for(tiny_model: Path) -> None:
+    flags = (str(tiny_model), "--load-format", "dummy", "--threads", "1", "--log-format", "json")
+    with RunningServer(*flags, "--enable-log-requests", "--max-log-len", "9") as running:
+        for prompt in ("a secret\nthat is long", [20, 21]):
+            body = {"prompt": prompt, "max_tokens": 3, "temperature": 0.5, "stop": ["zzz"]}
+            assert httpx.post(f"{running.url}/v1/completions", json=body).status_code == 200
+        text, ids = (json.loads(line) for line in lines(running, "parameters", 2))
+    assert text["prompt"] == "a secret\n" and text["request_id"].startswith("req_") and text["prompt_tokens"] > 9
+    assert text["parameters"] == {"temperature": 0.5, "max_tokens": 3, "stop": "('zzz',)"}
+    assert (ids["prompt"], ids["prompt_tokens"]) == ([20, 21], 2) and "prompt [20, 21]" in ids["message"]
+
+
+def test_prompts_are_not_logged_unasked(keeping: RunningServer) -> None:
+    body = {"prompt": "very confidential", "max_tokens": 1}
+    answer = httpx.post(f"{keeping.url}/v1/completions", json=body, headers=KEY)
+    assert answer.status_code == 200 and lines(keeping, answer.json()["id"])
+    assert not any("confidential" in line or "parameters" in line for line in keeping.log)

@@ -99,6 +99,7 @@ def test_answers_that_take_too_long_end_with_an_error() -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_second_signal_stops_now() -> None:
     with RunningServer("smollm2") as server:
         thread = threading.Thread(target=lambda: asyncio.run(run_all(server.url, chats(1, max_tokens=4000))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import re
 import shutil
 import subprocess
@@ -19,7 +20,8 @@ from tokenizers import AddedToken
 
 from penstock.engine.accounting import WINDOW_S, EnergyAccount, StepAccount
 from penstock.host import energy
-from penstock.host.energy import RaplZone, find_counter, find_zones
+from penstock.host.energy import RaplZone, find_meter, find_zones
+from penstock.host.energy_shares import SharedCounter
 from tests.llm import tiny
 from tests.server.running import RunningServer
 from tests.server.test_infill import MARKS
@@ -42,20 +44,20 @@ def test_zones_that_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "intel-rapl:1").mkdir()  # what cannot be read does not count
     assert len(find_zones(tmp_path)) == 2
     monkeypatch.setenv("PENSTOCK_POWERCAP", str(tmp_path))
-    read = find_counter("cpu")
-    assert read is not None and read() == 0
+    meter = find_meter("cpu")
+    assert meter is not None and meter.read() == 0
     (package / "energy_uj").write_text("100")  # it began again at 1000
     (memory / "energy_uj").write_text("30")
-    assert read() == pytest.approx(220e-6)
+    assert meter.read() == pytest.approx(220e-6)
     monkeypatch.setenv("PENSTOCK_POWERCAP", str(tmp_path / "none"))
-    assert find_counter("cpu") is None
-    assert isinstance(RaplZone(package).read(), float)
+    assert find_meter("cpu") is None
+    assert RaplZone(package).read() == 100
 
 
 class Clock:
     now_s = joules = 0.0
 
-    def read(self) -> float:
+    def read(self, is_busy: bool = False) -> float:
         return self.joules
 
 
@@ -92,7 +94,7 @@ def test_joules_are_shared_by_tokens_and_add_up() -> None:
 
 
 def test_a_counter_that_goes_away_ends_the_account() -> None:
-    def fail() -> float:
+    def fail(is_busy: bool) -> float:
         if clock.joules:
             raise OSError("gone")
         return 0.0
@@ -196,10 +198,14 @@ FAKE_NVML = """
 static int is_broken;
 int nvmlInit_v2(void) { return %(init)d; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)7; return index ? 2 : 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    *device = (void *)8;                                        /* another than the first */
+    return uuid[0] == 'G' && uuid[4] == 's' ? 0 : 2;
+}
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
     static unsigned long long counter = 5000000000ull;          /* more than 32 bits */
-    if (device != (void *)7 || %(fails)d || is_broken) return 3; /* not supported: before Volta */
-    *millijoules = counter += 1500;
+    if (%(fails)d || is_broken) return 3;                       /* not supported: before Volta */
+    *millijoules = (counter += 1500) * (device == (void *)8 ? 2 : 1);
     return 0;
 }
 void break_it(void) { is_broken = 1; }
@@ -221,19 +227,66 @@ def make_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, init: int = 0,
 
 def test_a_gpu_by_the_drivers_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = make_nvml(tmp_path, monkeypatch)
-    read = energy.find_gpu()
-    assert read is not None
-    first = read()
-    assert first > 5e6 and read() - first == pytest.approx(1.5)  # millijoules of the library, joules of ours
-    assert energy.find_gpu("1") is None  # no second GPU
+    gpu = energy.find_gpu()
+    assert gpu is not None
+    first = gpu.read()
+    assert gpu.count_joules(first, gpu.read()) == pytest.approx(1.5)  # millijoules of the library, joules of ours
+    assert energy.find_gpu("GPU-unknown") is None
+    second = energy.find_gpu("GPU-second")  # as CUDA_VISIBLE_DEVICES may choose it
+    assert second is not None and second.name == "gpu-GPU-second"
+    first = second.read()
+    assert second.count_joules(first, second.read()) == pytest.approx(3.0)
     monkeypatch.setenv("PENSTOCK_POWERCAP", str(tmp_path))
-    assert find_counter("cpu") is None and find_counter("cuda") is not None
+    assert find_meter("cpu") is None and find_meter("cuda") is not None
     write_zone(tmp_path / "intel-rapl:0", "package-0")
-    both = find_counter("cuda")
-    assert both is not None and both() > 5e6  # the CPU's beside it
+    both = find_meter("cuda")
+    assert both is not None and both.read() > 0  # the CPU's beside it
     loaded.break_it()
     with pytest.raises(OSError, match="does not tell"):
-        read()
+        gpu.read()
+
+
+class FalseCounter:
+    name, value = "false", 1000
+
+    def read(self) -> int:
+        return self.value
+
+    def count_joules(self, before: float, now: float) -> float:
+        return now - before
+
+
+def test_engines_share_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device used is counted once: for those that are busy, or for all while none is."""
+    counter, ended = FalseCounter(), set[int]()
+    monkeypatch.setattr("os.kill", lambda pid, signal: _raise_if(pid in ended))
+    monkeypatch.setattr("os.getpid", iter((11, 12, 13, 14)).__next__)
+    one, two = (SharedCounter(counter, tmp_path) for _ in range(2))
+    counter.value += 10  # none is busy
+    assert one.read(True) == 5
+    counter.value += 8
+    assert (two.read(False), two.read(True)) == (5, 5) and one.read(True) == 13
+    counter.value += 4  # both are
+    assert two.read(False) == 7 and one.read(False) == 15
+    counter.value += 6
+    ended.add(12)  # nothing is counted for one that is gone, and its slot is another's
+    assert one.read(False) == 21
+    three = SharedCounter(counter, tmp_path)
+    counter.value += 2
+    assert three.read(False) == 1 and one.read(False) == 22
+    assert SharedCounter(counter, None).read(True) == 0
+
+
+def _raise_if(is_gone: bool) -> None:
+    if is_gone:
+        raise ProcessLookupError
+
+
+def test_a_stopped_engine_holds_no_other_up(tmp_path: Path) -> None:
+    counter = SharedCounter(FalseCounter(), tmp_path)
+    with (tmp_path / "energy-false").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as one that is stopped while it shares
+        assert counter.read(True) == 0
 
 
 @pytest.mark.parametrize("fault", ["init", "fails"])

@@ -47,6 +47,14 @@ def test_metrics_count(used: RunningServer) -> None:
     assert found['penstock:request_success_total{finished_reason="length",model_name="tiny"}'] == 2
     assert found['penstock:time_to_first_token_seconds_count{model_name="tiny"}'] == 2
     assert found['penstock:request_generation_tokens_sum{model_name="tiny"}'] == 16
+    engine = 'model_name="tiny",replica="0"'
+    assert found[f"penstock:cache_hit_rate{{{engine}}}"] == 32 / 80
+    assert found[f"penstock:token_usage{{{engine}}}"] == found[f"penstock:kv_cache_usage_perc{{{engine}}}"]
+    phases = [
+        found[f'penstock:startup_latency_breakdown_seconds{{model_name="tiny",phase="{phase}",replica="0"}}']
+        for phase in ("imports", "config", "weights", "engine")
+    ]
+    assert all(phases) and sum(phases) <= found[f"penstock:weight_load_duration_seconds{{{engine}}}"]
 
 
 def test_series_before_the_first_request_and_json_log(tiny_model: Path) -> None:

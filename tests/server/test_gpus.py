@@ -139,5 +139,5 @@ def test_a_gpu_is_divided_by_those_on_it_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_energy_is_of_the_engines_gpu(nvml: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     for named in ("2", "GPU-5a,GPU-6b"):
         monkeypatch.setenv(gpus.VISIBLE, named)
-        assert energy.find_counter("cuda") is not None
+        assert energy.find_meter("cuda") is not None
     assert nvml.asked == [2, b"GPU-5a"]

@@ -57,6 +57,7 @@ def await_loaded(server: RunningServer, expected: list[str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_keep_alive(small: RunningServer) -> None:
     assert names(small, "/api/tags") == ["one", "two"] and names(small, "/api/ps") == ["one"]
     assert chat(small, "two:latest", keep_alive="10m").json()["done_reason"] in ("stop", "length")

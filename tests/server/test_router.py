@@ -236,7 +236,7 @@ def _serve_garbage(answers: list[bytes], heads: list[bytes] | None = None) -> It
             server.shutdown()
 
 
-def test_server_that_sends_garbage_costs_no_answer(tiny_model: Path, tmp_path: Path) -> None:
+def test_server_that_sends_garbage_costs_no_answer(fleet: Fleet, tmp_path: Path) -> None:
     stream = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
     marked = stream + b"penstock-relay-kind: x\r\n\r\n"
     answers = [
@@ -248,7 +248,8 @@ def test_server_that_sends_garbage_costs_no_answer(tiny_model: Path, tmp_path: P
         b"",
     ]
     body = {"prompt": "a", "max_tokens": 3, "temperature": 0, "stream": True}
-    with serve(tiny_model, tmp_path) as good, _serve_garbage(list(answers)) as bad:
+    good = fleet.servers[0]
+    with _serve_garbage(list(answers)) as bad:
         whole = httpx.post(f"{good.url}/v1/completions", json=body).text.count("data: ")
         with route([bad, good], tmp_path, "--policy", "round_robin") as router:
             _wait_upstreams(router, 2)
@@ -318,6 +319,7 @@ def test_drained_server_gets_nothing_new(fleet: Fleet) -> None:
     assert httpx.post(f"{fleet.url}/admin/upstreams", json={"url": "http://x", "drain": True}).status_code == 404
 
 
+@pytest.mark.slow
 def test_upstream_by_https_is_checked(tiny_model: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "server.key", tmp_path / "server.crt"
     asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]

@@ -115,6 +115,7 @@ def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert missing.returncode == 1 and "/no/such/model" in missing.stderr and len(read(target)) == 11
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(

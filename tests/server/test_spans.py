@@ -77,6 +77,7 @@ def test_stages_are_spans_of_the_clients_trace(tiny_model: Path, collector: tupl
     assert values["gen_ai.request.id"].string_value == own.json()["id"]
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_gone_holds_nothing_up(tiny_model: Path) -> None:
     flags = (str(tiny_model), "--load-format", "dummy", "--threads", "1")
     with RunningServer(*flags, "--otlp-traces-endpoint", "http://127.0.0.1:9") as running:

@@ -18,7 +18,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
 
 
 @dataclass(frozen=True)
-class Wish:
+class TargetLoad:
     """The load to plan for. None: the usual lengths, or what the context has room for."""
 
     concurrency: int = 1
@@ -75,13 +75,19 @@ class Forecast:
 
 
 def make_plan(
-    subject: Subject, config: EngineConfig, device: Device, wish: Wish, *, is_timed: bool, replicas: ReplicaCount = ONE
+    subject: Subject,
+    config: EngineConfig,
+    device: Device,
+    target: TargetLoad,
+    *,
+    is_timed: bool,
+    replicas: ReplicaCount = ONE,
 ) -> Forecast:
     """Plan for a device; with `is_timed` it is this CPU, whose steps are timed."""
-    device, concurrency = replicas.share(device), -(-wish.concurrency // replicas.count)
+    device, concurrency = replicas.share(device), -(-target.concurrency // replicas.count)
     context = subject.spec(config.max_model_len).max_model_len
-    prompt, output, length = wish.lengths(context)
-    if wish.prompt or wish.output:
+    prompt, output, length = target.lengths(context)
+    if target.prompt or target.output:
         config = replace(config, max_model_len=config.max_model_len or context)
     fit = find_fit(subject, config, device, length, concurrency)
     memory, settings = fit.memory, fit.settings

@@ -35,10 +35,7 @@ def verify(llm: LLM) -> Iterator[Finding]:
                     [{"prompt_token_ids": [at % 97 + 3 for at in range(70)]}], _PARAMS, use_tqdm=False
                 )  # too large for a tape
                 model = getattr(assembly.engine.executor, "model", None)
-                if settings.device == "cpu" and isinstance(model, Decoder):
-                    layers = list(compare_layers(model, checkpoint, settings))
-                else:
-                    layers = []
+                layers = list(compare_layers(model, checkpoint, settings)) if isinstance(model, Decoder) else []
             yield from watch.findings()
             yield from layers
             storage = name_storage(settings, checkpoint)

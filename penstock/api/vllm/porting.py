@@ -142,7 +142,6 @@ SERVER_HARMLESS: dict[str, tuple[type, str]] = {
         ("disable_frontend_multiprocessing", "enable_server_load_tracking"), (bool, "the API has a process of its own")
     ),
     "uvicorn_log_level": (str, "it concerns vLLM's log"),
-    "max_log_len": (int, "prompts are never logged"),
 }
 SERVER_LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "api_server_count": (int, (1,), "one process serves the API"),

@@ -102,14 +102,14 @@ class Session:
             self._memory.set_system(None if text == OFF else text)
         self._say(f"system message: {self._memory.system or 'none'}")
 
-    def _set_schema(self, given: str) -> None:
+    def _set_schema(self, text: str) -> None:
         from penstock.commands.flags.sampling import read_sampling
 
         rest = {name: value for name, value in self._values.items() if name != "structured_outputs"}
-        if given == OFF:
+        if text == OFF:
             self._values = rest
-        elif given:
-            form = read_sampling({"json_schema": given})
+        elif text:
+            form = read_sampling({"json_schema": text})
             self._partner.llm.service.intake.compile_grammar(answer_params(self._partner.llm, form))
             self._values = {**rest, **form}
         form_now = self._values.get("structured_outputs")

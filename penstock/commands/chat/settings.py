@@ -55,10 +55,10 @@ def _parse_strings(text: str) -> tuple[str, ...]:
     return tuple(found) if isinstance(found, list) else (found,)
 
 
-def describe_setting(name: str, given: dict[str, Any], defaults: Any) -> str:
+def describe_setting(name: str, values: dict[str, Any], defaults: Any) -> str:
     """Return the value that holds, and its source."""
-    if name in given:
-        return f"{_show(given[name])} (set here)"
+    if name in values:
+        return f"{_show(values[name])} (set here)"
     value = getattr(defaults, name)
     if name in ("max_tokens", "seed"):
         return {"max_tokens": "as many as fit", "seed": "random"}[name] if value is None else _show(value)

@@ -132,9 +132,9 @@ def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
     return llm.default_sampling_params().clone(**{"max_tokens": None, **values})
 
 
-def answer_limit(llm: LLM, values: dict[str, Any], most: int | None = None) -> int | None:
-    """Return the token limit of an answer unless the user set one: `most`, or less by the generation config."""
-    limits = [limit for limit in (most, llm.service.assembly.defaults.max_tokens) if limit]
+def answer_limit(llm: LLM, values: dict[str, Any], max_tokens: int | None = None) -> int | None:
+    """Return the token limit of an answer unless the user set one: `max_tokens`, or less by the generation config."""
+    limits = [limit for limit in (max_tokens, llm.service.assembly.defaults.max_tokens) if limit]
     return min(limits, default=None) if "max_tokens" not in values else None
 
 

@@ -103,16 +103,16 @@ def limit_tokens(values: dict[str, Any], max_tokens: int | None) -> dict[str, An
     return {**values, "max_tokens": max_tokens}
 
 
-def read_schema(given: str) -> str:
+def read_schema(text: str) -> str:
     """Return the schema in a file, or the given text if it is one."""
-    is_text = given.lstrip().startswith("{") or given.strip() in ("true", "false")
-    return given if is_text else _read(given, "json_schema", "give a file, or the schema itself")
+    is_text = text.lstrip().startswith("{") or text.strip() in ("true", "false")
+    return text if is_text else _read(text, "json_schema", "give a file, or the schema itself")
 
 
-def read_grammar(given: str) -> str:
+def read_grammar(text: str) -> str:
     """Return the grammar in a file, or the given text if it is one."""
-    is_text = "::=" in given or "\n" in given or given.lstrip().startswith("start:")
-    return given if is_text else _read(given, "grammar", "give a file, or the grammar itself")
+    is_text = "::=" in text or "\n" in text or text.lstrip().startswith("start:")
+    return text if is_text else _read(text, "grammar", "give a file, or the grammar itself")
 
 
 def _read(path: str, name: str, remedy: str) -> str:

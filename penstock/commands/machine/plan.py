@@ -68,7 +68,7 @@ def plan(model: Model, as_json: Json = False, *, options: dict[str, Any], wanted
     Neither the weights nor the device are needed. Of a repository on the Hugging Face hub only the headers are read.
     Exit status 1 means that the model does not fit.
     """
-    from penstock.api.plan.plan import Wish, make_plan
+    from penstock.api.plan.plan import TargetLoad, make_plan
 
     asked = PlanOptions.from_options(**wanted)
     config = EngineConfig.from_options(**options, **({"max_model_len": asked.context} if asked.context else {}))
@@ -76,10 +76,10 @@ def plan(model: Model, as_json: Json = False, *, options: dict[str, Any], wanted
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder:
         subject = _open(model, config, Path(folder))
         try:
-            wish = Wish(asked.concurrency, asked.prompt_tokens, asked.output_tokens)
+            target = TargetLoad(asked.concurrency, asked.prompt_tokens, asked.output_tokens)
             replicas = _count_replicas(asked, device)
             is_timed = is_timed and replicas.count == 1
-            forecast = make_plan(subject, config, device, wish, is_timed=is_timed, replicas=replicas)
+            forecast = make_plan(subject, config, device, target, is_timed=is_timed, replicas=replicas)
         finally:
             if subject.checkpoint is not None:
                 subject.checkpoint.close()
@@ -101,15 +101,15 @@ def _open(model: str, config: EngineConfig, folder: Path) -> Any:
     return Subject(checkpoint.config, checkpoint)
 
 
-def _find_device(asked: PlanOptions) -> tuple[Device, bool]:
+def _find_device(options: PlanOptions) -> tuple[Device, bool]:
     """Return the device, and True if its steps are to be timed here."""
     from penstock.api.plan.devices import find_gpu, here, parse_memory
 
-    device = find_gpu(asked.gpu) if asked.gpu else here(asked.memory is None)
-    if asked.memory is not None:
-        device = replace(device, memory_bytes=parse_memory(asked.memory))
-    if asked.bandwidth is not None and asked.tflops is not None:
-        device = replace(device, bytes_s=asked.bandwidth * 1e9, ops_s=asked.tflops * 1e12)
+    device = find_gpu(options.gpu) if options.gpu else here(options.memory is None)
+    if options.memory is not None:
+        device = replace(device, memory_bytes=parse_memory(options.memory))
+    if options.bandwidth is not None and options.tflops is not None:
+        device = replace(device, bytes_s=options.bandwidth * 1e9, ops_s=options.tflops * 1e12)
     return device, not device.is_gpu and not device.bytes_s
 
 

@@ -70,8 +70,6 @@ def _report(model: str, device: str, kernels: str, findings: list[Finding], wron
             f"{worst.limit:g}", state,
         )  # fmt: skip
     lines = [f"{model} on {device} ({kernels} kernels)", table.plain().rstrip()]
-    if device != "cpu":
-        lines.append("layers are compared on a CPU only")
     for finding in wrong[:MAX_SHOWN]:
         where = f" ({finding.detail})" if finding.detail else ""
         lines.append(f"WRONG: {finding.part}, {finding.test}: {finding.error:.3g}, limit {finding.limit:g}{where}")

@@ -168,16 +168,16 @@ def share_out(counts: Sequence[int], room: int, num: int) -> list[int]:
     return cells
 
 
-def _format_replica(one: dict[str, Any]) -> Text:
-    state = str(one["state"])
-    line = Text.assemble((f"replica {one['replica']}  ", "bright_black"), (clean(state), _colour_state(state)))
-    hits = 100 * one["cached_tokens"] / one["prompt_tokens"] if one["prompt_tokens"] else 0
-    if one.get("role", "both") != "both":
-        line.append(f"  for {'prompts' if one['role'] == 'prefill' else 'answers'}")
-    line.append(f"  {one['rows']} row{'s' * (one['rows'] != 1)}  {hits:.0f} % hits")
-    line.append(f"  {one['used_blocks']} of {one['blocks']} blocks", "bright_black")
-    if one["restarts"]:
-        line.append(f"  {one['restarts']} restart{'s' * (one['restarts'] > 1)}", "red")
+def _format_replica(replica: dict[str, Any]) -> Text:
+    state = str(replica["state"])
+    line = Text.assemble((f"replica {replica['replica']}  ", "bright_black"), (clean(state), _colour_state(state)))
+    hits = 100 * replica["cached_tokens"] / replica["prompt_tokens"] if replica["prompt_tokens"] else 0
+    if replica.get("role", "both") != "both":
+        line.append(f"  for {'prompts' if replica['role'] == 'prefill' else 'answers'}")
+    line.append(f"  {replica['rows']} row{'s' * (replica['rows'] != 1)}  {hits:.0f} % hits")
+    line.append(f"  {replica['used_blocks']} of {replica['blocks']} blocks", "bright_black")
+    if replica["restarts"]:
+        line.append(f"  {replica['restarts']} restart{'s' * (replica['restarts'] > 1)}", "red")
     return line
 
 
@@ -191,14 +191,14 @@ def _format_ranks(engine: dict[str, Any]) -> list[Text]:
     return lines
 
 
-def _format_rank(one: dict[str, Any]) -> Text:
-    line = Text.assemble((f"rank {one['rank']}  ", "bright_black"))
-    line.append("up" if one["is_up"] else f"silent for {one['silence_s']:.0f} s", "green" if one["is_up"] else "red")
-    line.append(f"  layers {one['first_layer']}–{one['last_layer']}")
-    line.append(f"  holds {readable_bytes(one['weight_bytes'] + one['cache_bytes'])}")
-    if one["free_bytes"] is not None:
-        line.append(f", {readable_bytes(one['free_bytes'])} free")
-    return line.append(f"  process {one['pid']} on {clean(one['node'])}", "bright_black")
+def _format_rank(rank: dict[str, Any]) -> Text:
+    line = Text.assemble((f"rank {rank['rank']}  ", "bright_black"))
+    line.append("up" if rank["is_up"] else f"silent for {rank['silence_s']:.0f} s", "green" if rank["is_up"] else "red")
+    line.append(f"  layers {rank['first_layer']}–{rank['last_layer']}")
+    line.append(f"  holds {readable_bytes(rank['weight_bytes'] + rank['cache_bytes'])}")
+    if rank["free_bytes"] is not None:
+        line.append(f", {readable_bytes(rank['free_bytes'])} free")
+    return line.append(f"  process {rank['pid']} on {clean(rank['node'])}", "bright_black")
 
 
 def _format_queue(queue: list[dict[str, Any]]) -> Text:

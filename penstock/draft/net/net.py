@@ -38,7 +38,7 @@ class DraftNet(Protocol):
 
 
 class DraftHeads(Protocol):
-    """Draft several tokens at once: head i reads the target's hidden state at p and guesses the token at p + 2 + i."""
+    """Draft several tokens at once: head i reads the target's hidden state at p and proposes the token at p + 2 + i."""
 
     name: str
     target_ids: np.ndarray | None

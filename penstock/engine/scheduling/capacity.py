@@ -115,8 +115,7 @@ class Shares:
         return sorted(sequences, key=lambda sequence: sequence.request.tenant in above)
 
     def order_waiting(self, order: list[Sequence], near: Callable[[Sequence], int]) -> list[Sequence]:
-        """Waiting sequences, last those of tenants whose first one would take them above their share: what others
-        gave up for a tenant within its own is not theirs to take back. One of which nothing runs is not put off."""
+        """Order waiting sequences; put tenants that would exceed their share last, unless nothing of theirs runs."""
         usage = self.usage()
         heads = {sequence.request.tenant: sequence for sequence in reversed(order)}
         later = {name for name, head in heads.items() if name in usage and usage[name] + near(head) > self.share}

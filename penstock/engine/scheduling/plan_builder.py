@@ -138,8 +138,8 @@ class PlanBuilder:
                 self.roster.prefixes.progress(sequence, holding.num_inserted)
 
     def build(self, saves_now: bool = False) -> Started | None:
-        """Finish the plan; None if no row takes part, and nothing is to be saved, now or while nobody waits for a
-        step."""
+        """Finish the plan; None without rows, unless blocks are to be saved now (`saves_now`) or the engine is
+        idle."""
         if not self.entries and self.roster.requests and not saves_now:
             return None
         saves = self.cache.saves

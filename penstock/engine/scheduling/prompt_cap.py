@@ -39,7 +39,7 @@ class PromptCap:
 
     def choose(self, num_decode: int, backlog: int) -> int | None:
         """Return the most prompt tokens for a step of so many decode rows while `backlog` prompt tokens wait; None for
-        no cap: nobody decodes, or too little was measured."""
+        no cap: no sequence decodes, or too little was measured."""
         if not num_decode or not self._decode.is_ready or not self._mixed.is_ready:
             return None
         decode_s = self._decode.estimate(num_decode / ROWS)

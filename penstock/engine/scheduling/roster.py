@@ -60,7 +60,7 @@ class PendingPrefixes:
             yield chain
 
     def _forget(self, sequence: Sequence, count: int) -> None:
-        """Nobody computes the first `count` blocks that the sequence announced any more."""
+        """Withdraw the first `count` blocks that the sequence announced: no plan computes them any more."""
         for key in sequence.keys[:count]:
             self._keys[key] -= 1
             if not self._keys[key]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import Root
+from penstock.config.speculation import MODEL_METHODS
 from penstock.engine.draft_tree import compute_path_chances, keep_likeliest, take_line
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
@@ -31,8 +32,7 @@ MIN_SPARE_BLOCKS = 32  # beside those of two steps, for drafts to be verified
 
 
 def list_ready(running: list[Sequence], num_batches: int) -> list[Sequence]:
-    """List the sequences that the next of so many plans at once may have: its share of the rows, none of which waits
-    for a token."""
+    """Return sequences the next of `num_batches` concurrent plans may run."""
     if num_batches == 1:
         return running
     ready = [sequence for sequence in running if not sequence.expected and sequence.remaining]
@@ -211,14 +211,15 @@ class Scheduler:
             self._queue.admit_all(budget)
 
     def _must_all_wait(self, speculation: SpeculationController) -> bool:
-        """True if nothing is to be planned before a plan ends, since drafts wait or are being verified. Where rows wait
-        for their own plans alone, drafts that are not worth that are dropped."""
+        """True if nothing is to be planned before a plan ends, since drafts wait or are being verified. A model's came
+        when no plan was under way. Where rows wait for their own plans alone, drafts not worth that are dropped."""
         drafting = [s for s in self.roster.running if s.draft]
         verified = [entry.row.draft for started in self._started.values() for entry in started.entries]
         gains = [sum(compute_path_chances(draft)) for draft in [*(s.draft for s in drafting), *verified] if draft]
         if not gains:
             return False
-        if speculation.all_wait(len(self.roster.running), gains):
+        are_models = any(s.draft[0].drafter in MODEL_METHODS for s in drafting)
+        if are_models or speculation.all_wait(len(self.roster.running), gains):
             return bool(self._started)
         for sequence, gain in zip(drafting, gains):
             sequence.draft = sequence.draft if gain > MIN_GAIN else []
@@ -312,7 +313,7 @@ class Scheduler:
                 if self._queue.claim_slot(suspect):
                     self._queue.admit(suspect, self.max_num_batched_tokens, alone=True)
                 elif self.roster.loras.is_loading:
-                    return  # nobody is in its way
+                    return  # no other sequence blocks it
             others = [s for s in self.roster.running if s is not suspect]
             if self._builder.entries or not others:
                 return

@@ -8,7 +8,7 @@ from statistics import median
 MIN_SAMPLES = 8  # before that there is no fit
 FADING = 1 - 1 / 64  # of a step's weight, with each later step
 MAX_RATIO = 2.0  # a step counts as at most so many times what was expected: one compilation must teach little
-REFIT = 8  # steps after which a fit that nobody asked for is renewed
+REFIT = 8  # steps after which an unused fit is renewed
 INERTIA = 0.05  # weight of the present coefficients, which holds those that no step tells apart
 
 

@@ -47,7 +47,7 @@ class Preemption:
         return 0
 
     def find_victim(self, candidates: list[Sequence]) -> Sequence | None:
-        """Pick the one that loses the least work; one that would free nothing only where all share what they hold."""
+        """Pick the victim losing least work; prefer those that free blocks."""
         taken = {entry.sequence for entry in self.builder.entries}
         losses = {s: self.cache.count_exclusive(s.held) for s in candidates if s not in taken}
         return min(
@@ -86,8 +86,8 @@ class WaitingQueue:
         self._heir: Sequence | None = None  # others were preempted for it: if it waits, it goes first
 
     def admit_all(self, budget: int) -> None:
-        """Admit in the policy's order. The first that finds no room stops the rest: it is not passed for ever. One
-        whose adapters hold no slot is passed by others, until it is overdue: then a slot runs empty for it."""
+        """Admit in policy order; stop at the first that does not fit. One without an adapter slot may be overtaken
+        until overdue."""
         if not self.roster.waiting:
             return
         if budget <= 0 or not self.roster.rows:

@@ -65,12 +65,12 @@ class GgufModel:
             part.close()
 
 
-def _split_number(part: GgufFile, key: str, least: int, most: int, default: int | None = None) -> int:
+def _split_number(part: GgufFile, key: str, min_value: int, max_value: int, default: int | None = None) -> int:
     value = part.metadata.get(key, default)
-    if type(value) is not int or not least <= value <= most:
+    if type(value) is not int or not min_value <= value <= max_value:
         state = "is missing" if value is None else f"is {quote_name(str(value))}"
         raise InvalidModel(
-            f"{part.path}: metadata key {key} {state}; it must be a whole number from {least} to {most}; "
+            f"{part.path}: metadata key {key} {state}; it must be a whole number from {min_value} to {max_value}; "
             "fetch the file again"
         )
     return value

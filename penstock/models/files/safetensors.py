@@ -233,9 +233,9 @@ def _shard(folder: Path, index: Path, shard: str) -> Path:
     return folder / shard
 
 
-def _without_weights(folder: Path, found: list[Path]) -> InvalidModel:
-    if found:
-        return InvalidModel(f"{folder} has {len(found)} safetensors files but no {INDEX}; fetch the model again")
+def _without_weights(folder: Path, files: list[Path]) -> InvalidModel:
+    if files:
+        return InvalidModel(f"{folder} has {len(files)} safetensors files but no {INDEX}; fetch the model again")
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     return (
         pickle_error(folder / pickles[0])

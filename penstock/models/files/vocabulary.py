@@ -38,7 +38,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     return _check(file, found)
 
 
-def _check(path: Path, found: list[tuple[Any, Any]]) -> dict[str, int]:
-    if not found or not all(isinstance(token, str) and type(id) is int and id >= 0 for token, id in found):
+def _check(path: Path, tokens: list[tuple[Any, Any]]) -> dict[str, int]:
+    if not tokens or not all(isinstance(token, str) and type(id) is int and id >= 0 for token, id in tokens):
         raise InvalidModel(f"{path} lists no tokens with their ids: fetch it again")
-    return dict(found)
+    return dict(tokens)

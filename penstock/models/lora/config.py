@@ -109,8 +109,7 @@ def _find(patterns: Mapping[re.Pattern[str], float], module: str, default: float
 
 
 def read_lora_config(folder: Path, allowed: Collection[str] = ()) -> LoraConfig:
-    """Read a folder's config; raises InvalidModel with the key that is not understood, and for those of what not every
-    use of adapters can compute, but for the `allowed` ones."""
+    """Read a folder's config. Raises InvalidModel for unknown keys, and for features outside `allowed`."""
     path = folder / CONFIG
     if not path.is_file():
         raise InvalidModel(f"{folder} has no {CONFIG}: name a folder that peft's save_pretrained() wrote")

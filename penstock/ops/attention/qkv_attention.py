@@ -41,7 +41,7 @@ def qkv_attention(
 ) -> Tensor:
     """qkv[S, (H + 2 K) · D] of the last positions of S sequences → [S, H, D]: `qkv_write`, then `attention`.
 
-    A sequence of length 0 is nobody's: what it gets is of no use. Keys may be read in `num_kv_splits` splits at once.
+    Length 0 marks a padding row; its output is undefined. Keys may be read in `num_kv_splits` splits at once.
     """
     q = qkv_write.reference(
         qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source, source_eps

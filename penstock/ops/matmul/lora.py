@@ -98,9 +98,9 @@ class Shift:
         return self.gain.nbytes + self.offset.nbytes
 
 
-def _detach(packed: Tensor, given: Tensor) -> Tensor:
+def _detach(packed: Tensor, tensor: Tensor) -> Tensor:
     """Copy what still lies where it was given, as rank 1 may: a file that is cut or changed must not reach kernels."""
-    is_shared = packed.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    is_shared = packed.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     return packed.clone() if is_shared else packed
 
 

@@ -95,8 +95,7 @@ def _run_move(singles: DecodeGraphs) -> None:
 
 
 def _run_mixed(singles: DecodeGraphs, num_tokens: int = 2, chooser: Chooser = DEVICE, used: int | None = None) -> None:
-    """Run a mixed step: one 2-token prompt padded to `num_tokens`, with `used` blocks per table, by default all there
-    can be, which attention takes for a long prompt."""
+    """Run a mixed step: one 2-token prompt padded to `num_tokens`, with `used` blocks per table (default: all)."""
     rows, model = singles.rows, singles.model
     with torch.inference_mode():
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)

@@ -67,8 +67,8 @@ class BranchMaker:
         return len(path)
 
     def choose(self, line: Line, since: int, min_chance: float, room: int) -> list[int]:
-        """Choose which nodes made since the node `since` to continue: the likeliest, `room` of them at most, as far as
-        they are among the line's `most` likeliest of all."""
+        """Choose at most `room` nodes made since `since` to continue, likeliest first, from the line's `most`
+        likeliest."""
         least = sorted(line.paths, reverse=True)[line.most - 1] if len(line.paths) >= line.most else 0.0
         found = [i for i in range(since, len(line.drafts)) if line.paths[i] >= max(least, min_chance)]
         found.sort(key=lambda i: (-line.paths[i], i))

@@ -206,7 +206,7 @@ class LineMaker:
 
 
 class LineDrafter:
-    """A drafter within the step. One that fails costs its drafts, and nobody an answer."""
+    """A drafter within the step. If it fails, its drafts are lost, no answer is."""
 
     def __init__(self, runner: DraftingRunner, name: str, target_ids: np.ndarray | None) -> None:
         self.lines = LineMaker(runner, name, target_ids, runner.model.spec.vocab_size)

@@ -70,15 +70,15 @@ class ComputedBlocks:
         """Return the first position that the row has all blocks for: with a window, its own first one."""
         return row.start if any(group.spec.kind == "window" for _, group in self._groups) else 0
 
-    def count_room(self, device: RunningRow, begin: int, most: int) -> int:
-        """Return `most`, or where the row's blocks from `begin` on end if that is less."""
+    def count_room(self, device: RunningRow, begin: int, max_tokens: int) -> int:
+        """Return `max_tokens`, or where the row's blocks from `begin` on end if that is less."""
         for g, _ in self._groups:
             table = device.tables[g]
-            for index in range(begin // self._size, -(-most // self._size)):
+            for index in range(begin // self._size, -(-max_tokens // self._size)):
                 if index >= len(table) or table[index] < 0:
-                    most = index * self._size
+                    max_tokens = index * self._size
                     break
-        return most
+        return max_tokens
 
 
 class FollowingDrafter(LineDrafter):

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Probe:
-    """A model with a cache that nobody uses yet."""
+    """A model with a cache that is not in use yet."""
 
     model: Decoder
     memory: BlockMemory

@@ -48,8 +48,8 @@ class MixedNumbers(NamedTuple):
 
 @dataclass(frozen=True)
 class MixedShape:
-    """Sizes of a mixed step's inputs. Those of a captured step leave room: sequences and tiles without queries, tokens
-    at position -1 and outputs at token -1 are padding."""
+    """Sizes of a mixed step's inputs. A captured step is padded: sequences and tiles without queries, tokens at
+    position -1 and outputs at token -1."""
 
     num_tokens: int
     num_sequences: int

@@ -211,7 +211,7 @@ def _size(path: Path) -> int:
 
 
 def _make_folder(path: str) -> Path:
-    """Make the folder of segments in `path`, which nobody else may read: they hold the states of prompts."""
+    """Make the folder of segments in `path`, readable by its user alone: they hold the states of prompts."""
     folder = Path(path).expanduser() / FOLDER
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

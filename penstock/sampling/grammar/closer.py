@@ -105,15 +105,19 @@ class Closer:
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
 
     def search(
-        self, start: LLMatcher, place: JsonPosition | None = None, most: int = MAX_STATES, within_s: float = math.inf
+        self,
+        start: LLMatcher,
+        place: JsonPosition | None = None,
+        max_states: int = MAX_STATES,
+        within_s: float = math.inf,
     ) -> bytes | None:
-        """Return bytes after which the grammar may end; None after `most` states or `within_s` of CPU time. `place` is
-        given for JSON."""
+        """Return bytes after which the grammar may end; None after `max_states` states or `within_s` of CPU
+        time. `place` is given for JSON."""
         end = time.thread_time() + within_s
         steps = [_Step(0, 0, 0, start, b"", place, b"")]
         seen: set[object] = set()
         order = 0
-        for _ in range(most):
+        for _ in range(max_states):
             if not steps or time.thread_time() > end:
                 return None
             step = heapq.heappop(steps)

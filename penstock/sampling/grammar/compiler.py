@@ -38,12 +38,14 @@ Trial = Callable[[StructuredOutputsParams, int], GrammarFacts]
 class CompiledGrammar:
     """A grammar's initial matcher, copied for each answer, and its shortest known answer."""
 
-    def __init__(self, asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon, facts: GrammarFacts) -> None:
-        self.asked, self.start, self.lexicon, self.facts = asked, start, lexicon, facts
-        self.is_json = is_json(asked)
-        self._hints = find_hints(asked, lexicon)
+    def __init__(
+        self, params: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon, facts: GrammarFacts
+    ) -> None:
+        self.asked, self.start, self.lexicon, self.facts = params, start, lexicon, facts
+        self.is_json = is_json(params)
+        self._hints = find_hints(params, lexicon)
         # Bound on how much one token lengthens the closing path: all that it opens stands in the source.
-        self.growth = max(MIN_GROWTH, min(MAX_GROWTH, len(asked.source) // 4))
+        self.growth = max(MIN_GROWTH, min(MAX_GROWTH, len(params.source) // 4))
 
     @property
     def closing(self) -> tuple[int, ...] | None:
@@ -82,20 +84,20 @@ class GrammarCompiler:
         return self._make_lexicon()
 
     def compile(
-        self, asked: StructuredOutputsParams, max_tokens: int | None = None, facts: GrammarFacts | None = None
+        self, params: StructuredOutputsParams, max_tokens: int | None = None, facts: GrammarFacts | None = None
     ) -> CompiledGrammar:
         """Compile a grammar, or refuse it if no answer fits `max_tokens`. `facts` come from an earlier trial."""
         with self._lock:
-            known = self._kept.get(asked) or self._used.get(asked)
+            known = self._kept.get(params) or self._used.get(params)
         if known is None:
-            known = self._compile_once(asked, facts, ANY if max_tokens is None else max_tokens)
+            known = self._compile_once(params, facts, ANY if max_tokens is None else max_tokens)
         if max_tokens is not None and not known.facts.decides(max_tokens):
-            known.facts = facts or self._trial(asked, max_tokens)
+            known.facts = facts or self._trial(params, max_tokens)
         if max_tokens is not None:
             known.facts.require_fit(max_tokens)
         with self._lock:
-            self._used[asked] = self._kept[asked] = known
-            self._kept.move_to_end(asked)
+            self._used[params] = self._kept[params] = known
+            self._kept.move_to_end(params)
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return known
@@ -108,38 +110,38 @@ class GrammarCompiler:
         return known
 
     def _compile_once(
-        self, asked: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int
+        self, params: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int
     ) -> CompiledGrammar:
         """Compile once for all concurrent callers."""
         with self._lock:
-            made = self._making.get(asked)
+            made = self._making.get(params)
             is_first = made is None
             if made is None:
-                made = self._making[asked] = Future()
+                made = self._making[params] = Future()
         if not is_first:
             return made.result()
         try:
-            made.set_result(self._compile(asked, facts, max_tokens))
+            made.set_result(self._compile(params, facts, max_tokens))
         except BaseException as error:
             made.set_exception(error)
         finally:
             with self._lock:
-                del self._making[asked]
+                del self._making[params]
         return made.result()
 
-    def _compile(self, asked: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int) -> CompiledGrammar:
+    def _compile(self, params: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int) -> CompiledGrammar:
         if facts is None:
-            facts = self._trial(asked, max_tokens)
+            facts = self._trial(params, max_tokens)
             if facts.relaxed:
                 log.warning("relaxed keywords in a JSON schema: %s", ", ".join(facts.relaxed))
         with self._slots:
-            start, _ = on_large_stack(partial(compile_start, asked, self.lexicon))
-        return CompiledGrammar(asked, start, self.lexicon, facts)
+            start, _ = on_large_stack(partial(compile_start, params, self.lexicon))
+        return CompiledGrammar(params, start, self.lexicon, facts)
 
-    def _try_here(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+    def _try_here(self, params: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
         self.lexicon.load_tokenizer()  # shared: not charged to this grammar's time
         try:
-            return on_large_stack(lambda: try_grammar(self.lexicon, asked, max_tokens), self.compile_s)
+            return on_large_stack(lambda: try_grammar(self.lexicon, params, max_tokens), self.compile_s)
         except TimeoutError:
             raise InvalidRequest(
                 f"structured_outputs: the grammar was not compiled within {self.compile_s:g} s: give a simpler one"

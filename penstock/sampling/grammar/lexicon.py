@@ -49,11 +49,11 @@ _PARTS = re.compile(
 )
 
 
-def is_unconstrained(asked: StructuredOutputsParams) -> bool:
+def is_unconstrained(params: StructuredOutputsParams) -> bool:
     """True if the schema constrains no string and no number."""
-    if asked.json_object:
+    if params.json_object:
         return True
-    return asked.json is not None and not _names(json.loads(asked.source)) & PARTICULAR
+    return params.json is not None and not _names(json.loads(params.source)) & PARTICULAR
 
 
 def _names(value: Any) -> set[str]:
@@ -286,5 +286,5 @@ class ReasoningMarker:
         return self._steps[matched]
 
 
-def _ids(found: list[int]) -> Array:
-    return np.array(found, dtype=np.int64)
+def _ids(tokens: list[int]) -> Array:
+    return np.array(tokens, dtype=np.int64)

@@ -33,12 +33,12 @@ class _Unknown(Exception):
     """No matching text is known."""
 
 
-def string_examples(asked: StructuredOutputsParams) -> list[bytes]:
+def string_examples(params: StructuredOutputsParams) -> list[bytes]:
     """Return texts that match the regexes of a schema, and their endings, escaped as JSON."""
-    if asked.json is None:
+    if params.json is None:
         return []
     texts: dict[str, None] = {}
-    for expression in list(dict.fromkeys(_expressions(json.loads(asked.source))))[:MAX_EXPRESSIONS]:
+    for expression in list(dict.fromkeys(_expressions(json.loads(params.source))))[:MAX_EXPRESSIONS]:
         for text in examples(expression):
             texts |= dict.fromkeys(text[begin:] for begin in range(min(len(text), MAX_SUFFIXES)))
     return [json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in list(texts)[:MAX_EXAMPLES]]
@@ -58,8 +58,8 @@ def _expressions(schema: Any) -> Iterator[str]:
             todo += part
 
 
-def has_long_strings(asked: StructuredOutputsParams) -> bool:
-    return asked.json is not None and any(int(least) >= MIN_LONG for least in _LENGTHS.findall(asked.source))
+def has_long_strings(params: StructuredOutputsParams) -> bool:
+    return params.json is not None and any(int(least) >= MIN_LONG for least in _LENGTHS.findall(params.source))
 
 
 def examples(expression: str) -> list[str]:

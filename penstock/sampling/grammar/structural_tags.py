@@ -238,9 +238,9 @@ class TagGrammar:
         return self._rule(" | ".join(options) or TEXT)
 
 
-def _convert_legacy(asked: Any) -> Format:
+def _convert_legacy(body: Any) -> Format:
     """Convert vLLM's older form."""
-    _require(isinstance(asked, dict) and "structures" in asked, asked, "format, or structures and triggers")
+    _require(isinstance(body, dict) and "structures" in body, body, "format, or structures and triggers")
     tags = [
         {
             "type": "tag",
@@ -248,9 +248,9 @@ def _convert_legacy(asked: Any) -> Format:
             "end": one.get("end", ""),
             "content": {"type": "json_schema", "json_schema": one.get("schema", {})},
         }
-        for one in _list(asked, "structures")
+        for one in _list(body, "structures")
     ]
-    return {"type": "triggered_tags", "triggers": _list(asked, "triggers"), "tags": tags}
+    return {"type": "triggered_tags", "triggers": _list(body, "triggers"), "tags": tags}
 
 
 def _convert_dispatch(form: Format) -> Format:

@@ -109,38 +109,38 @@ class GrammarSource:
 
 
 def write_grammar(
-    asked: StructuredOutputsParams, special: Mapping[int, bytes] | None = None, left_out: Collection[str] = ()
+    params: StructuredOutputsParams, special: Mapping[int, bytes] | None = None, left_out: Collection[str] = ()
 ) -> GrammarSource:
-    """Translate `asked`; `special` holds the texts of special tokens; relax the schema keywords `left_out`."""
+    """Translate `params`; `special` holds the texts of special tokens; relax the schema keywords `left_out`."""
     from llguidance import LLMatcher
 
-    if asked.regex is not None:
-        return GrammarSource(LLMatcher.grammar_from_regex(asked.regex))
-    if asked.choice is not None:
-        choices = " | ".join(map(json.dumps, asked.choice))
+    if params.regex is not None:
+        return GrammarSource(LLMatcher.grammar_from_regex(params.regex))
+    if params.choice is not None:
+        choices = " | ".join(map(json.dumps, params.choice))
         return GrammarSource(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
-    if asked.grammar is not None:
-        _limit("rules", len(_RULE.findall(asked.grammar)))
-        lark, relaxed = _write_inline(_lark(asked.grammar), asked.strict)
+    if params.grammar is not None:
+        _limit("rules", len(_RULE.findall(params.grammar)))
+        lark, relaxed = _write_inline(_lark(params.grammar), params.strict)
         return GrammarSource(LLMatcher.grammar_from_lark(lark), relaxed)
-    if asked.structural_tag is not None:
-        return _write_tags(asked, special or {})
-    schema = '{"type": "object"}' if asked.json is None else str(asked.json)
-    written, relaxed = _write_schema(schema, asked.strict, left_out)
-    return GrammarSource(LLMatcher.grammar_from_json_schema(written, None, _layout(asked)), relaxed)  # type: ignore[arg-type]
+    if params.structural_tag is not None:
+        return _write_tags(params, special or {})
+    schema = '{"type": "object"}' if params.json is None else str(params.json)
+    written, relaxed = _write_schema(schema, params.strict, left_out)
+    return GrammarSource(LLMatcher.grammar_from_json_schema(written, None, _layout(params)), relaxed)  # type: ignore[arg-type]
 
 
-def _layout(asked: StructuredOutputsParams) -> dict[str, Any]:
-    return {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
+def _layout(params: StructuredOutputsParams) -> dict[str, Any]:
+    return {"whitespace_flexible": False} if params.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
 
 
-def _write_tags(asked: StructuredOutputsParams, special: Mapping[int, bytes]) -> GrammarSource:
+def _write_tags(params: StructuredOutputsParams, special: Mapping[int, bytes]) -> GrammarSource:
     ids = {text.decode(errors="replace"): id for id, text in special.items() if text}
-    written = json.loads(TagGrammar(ids, _lark, _layout(asked)).write(str(asked.structural_tag)))
+    written = json.loads(TagGrammar(ids, _lark, _layout(params)).write(str(params.structural_tag)))
     relaxed: dict[str, None] = {}
     for one in written["grammars"]:
         _limit("rules", len(_RULE.findall(one["lark_grammar"])))
-        one["lark_grammar"], left_out = _write_inline(one["lark_grammar"], asked.strict)
+        one["lark_grammar"], left_out = _write_inline(one["lark_grammar"], params.strict)
         relaxed |= dict.fromkeys(left_out)
     return GrammarSource(json.dumps(written), tuple(relaxed)[:MAX_RELAXED])
 

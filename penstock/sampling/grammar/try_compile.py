@@ -141,27 +141,27 @@ UNMERGED = {"min/maxProperties only supported": "minProperties", "patternPropert
 Made = TypeVar("Made")
 
 
-def is_json(asked: StructuredOutputsParams) -> bool:
-    return asked.json is not None or bool(asked.json_object)
+def is_json(params: StructuredOutputsParams) -> bool:
+    return params.json is not None or bool(params.json_object)
 
 
-def find_hints(asked: StructuredOutputsParams, lexicon: Lexicon) -> Hints:
-    if is_json(asked):
-        spelled = [(text, path) for text in string_examples(asked) if (path := lexicon.cover(text)) is not None]
-        return Hints((), tuple(sorted(spelled, key=lambda one: len(one[1]))), has_long_strings(asked))
-    if asked.structural_tag is not None:
-        return Hints(tuple(literal_words(asked.source)[:MAX_LITERALS]))
-    return Hints(tuple(literals(asked.source)))
+def find_hints(params: StructuredOutputsParams, lexicon: Lexicon) -> Hints:
+    if is_json(params):
+        spelled = [(text, path) for text in string_examples(params) if (path := lexicon.cover(text)) is not None]
+        return Hints((), tuple(sorted(spelled, key=lambda one: len(one[1]))), has_long_strings(params))
+    if params.structural_tag is not None:
+        return Hints(tuple(literal_words(params.source)[:MAX_LITERALS]))
+    return Hints(tuple(literals(params.source)))
 
 
-def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLMatcher, tuple[str, ...]]:
+def compile_start(params: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLMatcher, tuple[str, ...]]:
     """Return the grammar's initial matcher, copied for every answer, and its relaxed keywords."""
-    source = write_grammar(asked, lexicon.special)
+    source = write_grammar(params, lexicon.special)
     start = _start(source, lexicon)
     left_out: set[str] = set()
-    while start.is_error() and not asked.strict and (more := _unmergeable(start.get_error()) - left_out):
+    while start.is_error() and not params.strict and (more := _unmergeable(start.get_error()) - left_out):
         left_out |= more
-        source = write_grammar(asked, lexicon.special, left_out)
+        source = write_grammar(params, lexicon.special, left_out)
         start = _start(source, lexicon)
     num_forced = len(start.compute_ff_bytes())
     if num_forced > MAX_FORCED:
@@ -189,36 +189,36 @@ def _start(source: GrammarSource, lexicon: Lexicon) -> LLMatcher:
     return start
 
 
-def find_closing(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon) -> tuple[int, ...] | None:
+def find_closing(params: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon) -> tuple[int, ...] | None:
     """Return a short complete answer, or None."""
-    if asked.choice is not None:
-        covers = [lexicon.cover(choice.encode()) for choice in asked.choice]
+    if params.choice is not None:
+        covers = [lexicon.cover(choice.encode()) for choice in params.choice]
         return min((cover for cover in covers if cover), key=len, default=None)
-    closer = Closer(lexicon, find_hints(asked, lexicon))
-    found = closer.search(start, JsonPosition() if is_json(asked) else None, within_s=2 * SEARCH_S)
+    closer = Closer(lexicon, find_hints(params, lexicon))
+    found = closer.search(start, JsonPosition() if is_json(params) else None, within_s=2 * SEARCH_S)
     return None if found is None else lexicon.cover(found)
 
 
 def prove_min_tokens(
-    asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon, closing: tuple[int, ...] | None
+    params: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon, closing: tuple[int, ...] | None
 ) -> tuple[int, tuple[int, ...] | None]:
     """Return the fewest tokens any answer can have, and an answer of that length if found."""
-    if asked.choice is not None and closing is not None:
+    if params.choice is not None and closing is not None:
         return len(closing), closing
-    if is_json(asked) and is_unconstrained(asked):
+    if is_json(params) and is_unconstrained(params):
         return find_min_tokens_unconstrained(start, lexicon, Deadline(PROVE_S))
-    return find_min_tokens(start, lexicon, is_json(asked), Deadline(PROVE_S))
+    return find_min_tokens(start, lexicon, is_json(params), Deadline(PROVE_S))
 
 
-def try_grammar(lexicon: Lexicon, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+def try_grammar(lexicon: Lexicon, params: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
     """Compile the grammar and find a short answer; if none fits `max_tokens`, prove the lower bound."""
-    start, relaxed = compile_start(asked, lexicon)
+    start, relaxed = compile_start(params, lexicon)
     begin = time.thread_time()
-    closing = find_closing(asked, start, lexicon)
+    closing = find_closing(params, start, lexicon)
     facts = GrammarFacts(closing, time.thread_time() - begin < SEARCH_S, relaxed=relaxed)
     if facts.decides(max_tokens):
         return facts
-    min_tokens, shortest = prove_min_tokens(asked, start, lexicon, closing)
+    min_tokens, shortest = prove_min_tokens(params, start, lexicon, closing)
     return replace(facts, min_tokens=min_tokens, shortest=shortest)
 
 

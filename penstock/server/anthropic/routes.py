@@ -264,10 +264,10 @@ def _translate_tools(body: PromptBody) -> list[dict[str, Any]] | None:
     return tools or None
 
 
-def _translate_choice(asked: ToolChoice) -> str | dict[str, Any]:
-    if asked.type == "tool":
-        return {"type": "function", "function": {"name": asked.name}}
-    return CHOICES[asked.type]
+def _translate_choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return CHOICES[choice.type]
 
 
 def _make_template_values(body: PromptBody) -> dict[str, Any] | None:

@@ -161,8 +161,8 @@ class SpeculationBody(RequestBody):
 Speculation = SpeculationBody | Literal[False] | None  # false: no drafts; null: as the server is set
 
 
-def read_speculation_body(asked: Speculation) -> SpeculationParams | bool | None:
-    return SpeculationParams(**asked.model_dump()) if isinstance(asked, SpeculationBody) else asked
+def read_speculation_body(body: Speculation) -> SpeculationParams | bool | None:
+    return SpeculationParams(**body.model_dump()) if isinstance(body, SpeculationBody) else body
 
 
 class LoraScale(RequestBody):

@@ -30,29 +30,29 @@ PromptList = list[int | str | PromptText | list[int | str]]
 AnyPrompt = Annotated[str | PromptText | PromptList, Field(union_mode="left_to_right")]
 
 
-def list_prompts(given: str | PromptText | Sequence[Any]) -> list[Pieces]:
+def list_prompts(prompt: str | PromptText | Sequence[Any]) -> list[Pieces]:
     """Return the prompts: a list with a number in it is one, any other list holds several."""
-    if isinstance(given, (str, PromptText)):
-        return [_read(given)]
-    if any(isinstance(one, int) for one in given):
-        return [_read(list(given))]
-    if len(given) > MAX_PROMPTS:
-        raise InvalidRequest(f"it has {len(given)} prompts: the limit is {MAX_PROMPTS}; send fewer")
-    if not given:
+    if isinstance(prompt, (str, PromptText)):
+        return [_read(prompt)]
+    if any(isinstance(one, int) for one in prompt):
+        return [_read(list(prompt))]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"it has {len(prompt)} prompts: the limit is {MAX_PROMPTS}; send fewer")
+    if not prompt:
         raise InvalidRequest("it is empty: give a text, token ids, or a list of them")
-    return [_read(one) for one in given]
+    return [_read(one) for one in prompt]
 
 
-def is_one_prompt(given: str | PromptText | Sequence[Any]) -> bool:
-    return isinstance(given, (str, PromptText)) or any(isinstance(one, int) for one in given)
+def is_one_prompt(prompt: str | PromptText | Sequence[Any]) -> bool:
+    return isinstance(prompt, (str, PromptText)) or any(isinstance(one, int) for one in prompt)
 
 
-def _read(given: str | PromptText | list[Any]) -> Pieces:
-    if isinstance(given, PromptText):
-        return given.prompt_string
-    if isinstance(given, list) and any(isinstance(one, PromptText) for one in given):
+def _read(prompt: str | PromptText | list[Any]) -> Pieces:
+    if isinstance(prompt, PromptText):
+        return prompt.prompt_string
+    if isinstance(prompt, list) and any(isinstance(one, PromptText) for one in prompt):
         raise InvalidRequest("an object is a whole prompt: give a text between token ids")
-    return given
+    return prompt
 
 
 async def encode_prompts(

@@ -121,20 +121,20 @@ def _make_params(strict: bool | None = None, **values: Any) -> StructuredOutputs
     return StructuredOutputsParams(strict=bool(strict), **values)
 
 
-def _read_response_format(asked: ResponseFormat | None) -> StructuredOutputsParams | None:
-    if asked is None or asked.type == "text":
+def _read_response_format(response_format: ResponseFormat | None) -> StructuredOutputsParams | None:
+    if response_format is None or response_format.type == "text":
         return None
-    if asked.type == "regex":
-        if not isinstance(asked.value, str):
+    if response_format.type == "regex":
+        if not isinstance(response_format.value, str):
             raise InvalidRequest("response_format of type regex needs value: give the regular expression")
-        return _make_params(regex=asked.value)
-    if asked.type == "structural_tag":
-        tag = asked.model_dump(include={"type", "format", "structures", "triggers"}, exclude_none=True)
+        return _make_params(regex=response_format.value)
+    if response_format.type == "structural_tag":
+        tag = response_format.model_dump(include={"type", "format", "structures", "triggers"}, exclude_none=True)
         return _make_params(structural_tag=tag)
-    schema = asked.requested_schema
+    schema = response_format.requested_schema
     if schema is None:
-        if asked.type == "json_object":
+        if response_format.type == "json_object":
             return _make_params(json_object=True)
-        place = "json_schema.schema" if asked.type == "json_schema" else "value"
-        raise InvalidRequest(f"response_format of type {asked.type} needs {place}: give the schema")
-    return _make_params(asked.json_schema.strict if asked.json_schema else None, json=schema)
+        place = "json_schema.schema" if response_format.type == "json_schema" else "value"
+        raise InvalidRequest(f"response_format of type {response_format.type} needs {place}: give the schema")
+    return _make_params(response_format.json_schema.strict if response_format.json_schema else None, json=schema)

@@ -126,10 +126,10 @@ class HostCheck:
         return None
 
 
-def read_origins(given: Iterable[str]) -> tuple[str, ...]:
+def read_origins(origins: Iterable[str]) -> tuple[str, ...]:
     """Normalize the values of --allowed-origins as browsers write them."""
-    found = tuple(_normalize(one.strip().removesuffix("/")) for one in given)
-    for one, entry in zip(found, given):
+    found = tuple(_normalize(one.strip().removesuffix("/")) for one in origins)
+    for one, entry in zip(found, origins):
         if not _ORIGIN.fullmatch(one):
             raise InvalidConfig(f"allowed_origins={quote(entry)} is invalid: give SCHEME://HOST[:PORT], or * for all")
     return found

@@ -79,7 +79,7 @@ class Dispatcher:
         self.dispatch()
 
     def abort(self, *flights: InFlightRequest) -> None:
-        """Stop requests that nobody listens to; their blocks are free within one step."""
+        """Abort requests whose clients are gone; their blocks are free within one step."""
         for flight in flights:
             flight.follow(list(flight.outputs), None)
             flight.outputs.clear()

@@ -59,12 +59,12 @@ class EngineView:
 
     def take(self, seen: Seen) -> None:
         if self._asked_s is None:
-            return  # nobody looks any more
+            return  # the viewer is gone
         self.seen, self.seen_s, self._asked_s = seen, time.monotonic(), None
         self._news.set()
 
     def close(self) -> None:
-        """Forget it: nobody looks, or the process is gone."""
+        """Forget it: the viewers or the process are gone."""
         if self.seen is not None or self._asked_s is not None:
             self.seen = self._asked_s = None
             self._send(Look(last=True))

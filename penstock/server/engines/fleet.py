@@ -146,7 +146,7 @@ class Fleet:
         self.dispatcher.submit(*flights)
 
     def abort(self, *flights: InFlightRequest) -> None:
-        """Stop requests that nobody listens to; their blocks are free within one step."""
+        """Abort requests whose clients are gone; their blocks are free within one step."""
         self.dispatcher.abort(*flights)
 
     def forget_prefixes(self) -> None:

@@ -276,9 +276,9 @@ class Occupancy:
     def tenants(self) -> list[str]:
         return list(self._tenants)
 
-    def count_tenants(self, most: int) -> dict[str, int]:
+    def count_tenants(self, max_tenants: int) -> dict[str, int]:
         """Count the rows of the tenants that have most of them."""
-        return dict(self._tenants.most_common(most))
+        return dict(self._tenants.most_common(max_tenants))
 
     def _count(self, part: RequestPart, change: int) -> None:
         self.num_rows += change
@@ -294,8 +294,8 @@ class Occupancy:
         max_rows: int,
         is_protected: Callable[[RequestPart], bool],
     ) -> list[RequestPart]:
-        """List parts to preempt, newest first, so that `flight` gets a row: of the tenant furthest over its share, or
-        of the tenant's own largest request."""
+        """List parts to preempt for `flight`, newest first: of the tenant furthest over its share, or of the tenant's
+        own largest request."""
         if self.num_rows < max_rows:
             return []
         size = len(flight.parts[0].siblings) if flight.parts else 1

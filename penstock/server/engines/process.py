@@ -87,7 +87,7 @@ def _lock(folder: Path) -> int:
     """Lock a new folder; if another server removed it as a leftover before the lock, make it again."""
     while True:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # no locks on this filesystem: nobody else can remove it either
+        with contextlib.suppress(OSError):  # no locks on this filesystem: no other process can remove it either
             fcntl.flock(handle, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(folder)):

@@ -132,7 +132,7 @@ class Replicas:
         return sum(replica.most_parts for replica in self)
 
     def measure(self, num_waiting: int) -> tuple[int, ...]:
-        """Return counts: while they stay, nobody can go who could not before."""
+        """Return counts; while they stay the same, no further request can be sent."""
         rows, pending = sum(one.num_rows for one in self), sum(one.num_pending for one in self)
         return num_waiting, rows, pending, self.most_parts
 
@@ -186,9 +186,7 @@ class Replicas:
         return self.choose(flight).has_room
 
     def find_movable(self, flights: Sequence[InFlightRequest], num_waiting: int) -> Sequence[int]:
-        """Return which of the first requests, which fit nowhere, an engine that runs dry should have: where the engines
-        that are best for them have more to do than that one and what it would compute again. What it computes again for
-        the first, the others can follow; so those go that cost least each."""
+        """Pick queued requests to move to an idle engine where waiting costs more than recomputing; cheapest first."""
         backlog: Counter[int] = Counter()  # tokens by engine
         groups: dict[tuple[int, bytes], list[_Move]] = {}
         for at, flight in enumerate(flights):
@@ -234,9 +232,9 @@ def can_hand_over(request: Request) -> bool:
 
 
 def choose_replica(replicas: Sequence[Replica], digests: Sequence[bytes]) -> Replica:
-    """Choose the replica with the longest prefix of a prompt, unless it is overloaded: its work is above the least busy
-    one's by more than RECOMPUTE times what that one would have to compute more. Prompts that are new everywhere go
-    where the cache has room, else to the least busy."""
+    """Choose the replica with the longest cached prefix, unless it is overloaded: its load exceeds the least busy one's
+    by more than RECOMPUTE times the tokens saved. A prompt cached nowhere goes where the cache has room, else to the
+    least busy."""
 
     def cost(replica: Replica) -> tuple[float, int, int]:
         prefixes = replica.prefixes

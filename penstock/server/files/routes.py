@@ -44,31 +44,31 @@ Made = TypeVar("Made")
 def make_page(
     objects: Sequence[Object],
     format: Callable[[Object], dict[str, Any]],
-    asked: Mapping[str, str],
+    query: Mapping[str, str],
     max_listed: int,
     default: int,
     id_of: Callable[[Object], str] = attrgetter("id"),
 ) -> dict[str, Any]:
     """Make the page of `objects` (oldest first) that `after`, `limit` and `order` select; only its objects are
     formatted."""
-    order = asked.get("order", "desc")
+    order = query.get("order", "desc")
     if order not in ORDERS:
         raise ApiError(
             400, f"order={quote(order)}: give one of {', '.join(ORDERS)}", param="order", code="invalid_value"
         )
-    limit = asked.get("limit", str(default))
+    limit = query.get("limit", str(default))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= max_listed):
         raise ApiError(
             400, f"limit={quote(limit)}: give a number from 1 to {max_listed}", param="limit", code="invalid_value"
         )
     rest = list(objects if order == "asc" else reversed(objects))
-    if asked.get("after"):
+    if query.get("after"):
         ids = [id_of(one) for one in rest]
-        if asked["after"] not in ids:
+        if query["after"] not in ids:
             raise ApiError(
-                400, f"after={quote(asked['after'])} is none of the list's ids", param="after", code="invalid_value"
+                400, f"after={quote(query['after'])} is none of the list's ids", param="after", code="invalid_value"
             )
-        rest = rest[ids.index(asked["after"]) + 1 :]
+        rest = rest[ids.index(query["after"]) + 1 :]
     page = [format(one) for one in rest[: int(limit)]]
     return {
         "object": "list",

@@ -59,22 +59,22 @@ def remove_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def data_folder(given: str | None, port: int, fallback: Path) -> Iterator[Path]:
+def data_folder(folder: str | None, port: int, fallback: Path) -> Iterator[Path]:
     """Lock the given folder, or one for this port under PENSTOCK_HOME. If that fails, and for port 0, use a folder
     under `fallback` that is removed with the server."""
-    if given is not None:
+    if folder is not None:
         try:
-            path, handle = Path(given).expanduser(), _open(Path(given).expanduser())
+            path, handle = Path(folder).expanduser(), _open(Path(folder).expanduser())
         except OSError as error:
             raise InvalidConfig(
-                f"cannot use data_folder {quote(given)}: {_describe(error)}; choose another with --data-folder"
+                f"cannot use data_folder {quote(folder)}: {_describe(error)}; choose another with --data-folder"
             ) from None
     else:
         path, handle = _open_default(port, fallback)
     try:
         yield path
     finally:
-        if given is None:
+        if folder is None:
             _remove_empty(path)
         os.close(handle)
 

@@ -82,10 +82,10 @@ class _MaxEntries:
 
     limit: int
 
-    def __call__(self, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > self.limit:
-            raise ValueError(f"it has {len(given)} entries: the limit is {self.limit}; send fewer")
-        return given
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > self.limit:
+            raise ValueError(f"it has {len(value)} entries: the limit is {self.limit}; send fewer")
+        return value
 
 
 def _charge_budget(value: Any, info: ValidationInfo) -> Any:

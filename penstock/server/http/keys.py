@@ -78,13 +78,13 @@ def read_keys(given: Sequence[str], path: str | None, variable: str | None = Non
     return keys
 
 
-def read_admin_key(given: str | None, path: str | None, variable: str | None = None) -> str | None:
+def read_admin_key(key: str | None, path: str | None, variable: str | None = None) -> str | None:
     """Read the admin key from its flag, else its file, else the environment variable."""
-    if given is None and path is not None:
-        given = _read(path, "admin_key_file").strip()
-    if given is None and variable is not None:
-        given = variable.strip()
-    return None if given is None else _check_secret(given, "the admin key")
+    if key is None and path is not None:
+        key = _read(path, "admin_key_file").strip()
+    if key is None and variable is not None:
+        key = variable.strip()
+    return None if key is None else _check_secret(key, "the admin key")
 
 
 def read_secret(path: str | None, option: str) -> str | None:
@@ -186,12 +186,12 @@ class KeyRing:
         return found
 
 
-def _matches(given: bytes, secret: str) -> bool:
+def _matches(key: bytes, secret: str) -> bool:
     """Compare as UTF-8 and as Latin-1: clients encode non-ASCII keys either way."""
     utf8 = latin = _encode(secret)
     with contextlib.suppress(UnicodeEncodeError):
         latin = secret.encode("latin-1")
-    return hmac.compare_digest(given, utf8) | hmac.compare_digest(given, latin)
+    return hmac.compare_digest(key, utf8) | hmac.compare_digest(key, latin)
 
 
 def _read_all(config: KeyOptions) -> tuple[list[Key], str | None]:

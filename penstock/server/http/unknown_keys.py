@@ -204,18 +204,18 @@ def _normalize(key: str) -> str:
     return key.replace("_", "").replace("-", "").lower()
 
 
-def count_edits(one: str, two: str) -> int:
+def count_edits(first: str, two: str) -> int:
     """Count insertions, deletions, changes and swaps between two keys; MAX_EDITS + 1 if more."""
     far = MAX_EDITS + 1
     before: list[int] = []
     above = [min(far, column) for column in range(len(two) + 1)]
-    for at in range(1, len(one) + 1):
+    for at in range(1, len(first) + 1):
         row = [min(far, at)] + [far] * len(two)
         for column in range(max(1, at - MAX_EDITS), min(len(two), at + MAX_EDITS) + 1):
             row[column] = min(
-                above[column] + 1, row[column - 1] + 1, above[column - 1] + (one[at - 1] != two[column - 1]), far
+                above[column] + 1, row[column - 1] + 1, above[column - 1] + (first[at - 1] != two[column - 1]), far
             )
-            if at > 1 and column > 1 and one[at - 2 : at] == two[column - 1] + two[column - 2]:
+            if at > 1 and column > 1 and first[at - 2 : at] == two[column - 1] + two[column - 2]:
                 row[column] = min(row[column], before[column - 2] + 1)
         if min(row) >= far:
             return far

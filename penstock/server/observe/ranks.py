@@ -77,27 +77,27 @@ class RankWatch:
         loss = None if self.loss is None else self.loss.describe()
         return {"ranks": [self._describe(one) for one in self.facts], "lost_rank": loss}
 
-    def _describe(self, one: RankRecord) -> dict[str, Any]:
-        beat = self._beats.get(one.rank)
+    def _describe(self, record: RankRecord) -> dict[str, Any]:
+        beat = self._beats.get(record.rank)
         return {
-            **describe_facts(one),
-            "is_up": self.is_up(one.rank),
-            "silence_s": round(self.measure_silence(one.rank), 3),
+            **describe_facts(record),
+            "is_up": self.is_up(record.rank),
+            "silence_s": round(self.measure_silence(record.rank), 3),
             "resident_bytes": beat and beat.resident_bytes,
             "free_bytes": beat and beat.free_bytes,
         }
 
 
-def describe_facts(one: RankRecord) -> dict[str, Any]:
+def describe_facts(record: RankRecord) -> dict[str, Any]:
     """Describe a rank as it was when it was ready."""
     return {
-        "rank": one.rank,
-        "stage": one.stage,
-        "shard": one.shard,
-        "node": one.node,
-        "pid": one.pid,
-        "first_layer": one.first_layer,
-        "last_layer": one.last_layer,
-        "weight_bytes": one.weight_bytes,
-        "cache_bytes": one.cache_bytes,
+        "rank": record.rank,
+        "stage": record.stage,
+        "shard": record.shard,
+        "node": record.node,
+        "pid": record.pid,
+        "first_layer": record.first_layer,
+        "last_layer": record.last_layer,
+        "weight_bytes": record.weight_bytes,
+        "cache_bytes": record.cache_bytes,
     }

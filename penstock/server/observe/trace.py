@@ -310,19 +310,19 @@ def _format_ranks(trace: Trace) -> dict[str, Any]:
     }
 
 
-def explain(one: TraceStage, tenant: str, sees_all: bool = True) -> str:
+def explain(stage: TraceStage, tenant: str, sees_all: bool = True) -> str:
     """Say why a stage was, and why it took so long; without `sees_all` other tenants have no names."""
-    return "; ".join(filter(None, (_explain(one, tenant, sees_all), one.then)))
+    return "; ".join(filter(None, (_explain(stage, tenant, sees_all), stage.then)))
 
 
-def _explain(one: TraceStage, tenant: str, sees_all: bool) -> str:
+def _explain(stage: TraceStage, tenant: str, sees_all: bool) -> str:
     """Say why a stage was; without `sees_all` other tenants have no names."""
-    if not one.tenants:
-        return one.why
-    if one.name in ("queue", "wait"):
+    if not stage.tenants:
+        return stage.why
+    if stage.name in ("queue", "wait"):
         if sees_all:
-            named = [f"{count} of {name}" if name else str(count) for name, count in one.tenants.items()]
-            return f"{one.why}: {', '.join(named)}" if any(one.tenants) else one.why
-        return f"{one.why}: {one.tenants.get(tenant, 0)} of your own"
-    other = next(iter(one.tenants))
-    return f"{one.why} (for {'another request' if other == tenant else other if sees_all else 'another tenant'})"
+            named = [f"{count} of {name}" if name else str(count) for name, count in stage.tenants.items()]
+            return f"{stage.why}: {', '.join(named)}" if any(stage.tenants) else stage.why
+        return f"{stage.why}: {stage.tenants.get(tenant, 0)} of your own"
+    other = next(iter(stage.tenants))
+    return f"{stage.why} (for {'another request' if other == tenant else other if sees_all else 'another tenant'})"

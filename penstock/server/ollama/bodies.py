@@ -81,13 +81,13 @@ REFUSED = {
 }
 
 
-def parse_duration(given: float | str) -> float:
+def parse_duration(value: float | str) -> float:
     """Convert to seconds; negative means forever."""
-    if isinstance(given, str):
-        given = _parse(given.strip())
-    if math.isnan(given):
+    if isinstance(value, str):
+        value = _parse(value.strip())
+    if math.isnan(value):
         raise ValueError("a duration must be a number")
-    return math.inf if given < 0 else float(given)
+    return math.inf if value < 0 else float(value)
 
 
 def _parse(text: str) -> float:
@@ -181,15 +181,15 @@ class OllamaModelBody(OllamaNameBody):
 
     @field_validator("keep_alive", mode="before")
     @classmethod
-    def _check_length(cls, given: Any) -> Any:
-        if isinstance(given, str) and len(given) > MAX_DURATION_CHARS:
-            raise ValueError(f"it has {len(given)} characters: give seconds, or a text like 5m or 1h30m")
-        return given
+    def _check_length(cls, value: Any) -> Any:
+        if isinstance(value, str) and len(value) > MAX_DURATION_CHARS:
+            raise ValueError(f"it has {len(value)} characters: give seconds, or a text like 5m or 1h30m")
+        return value
 
     @field_validator("keep_alive")
     @classmethod
-    def _parse_keep_alive(cls, given: float | str | None) -> float | None:
-        return None if given is None or given == "" else parse_duration(given)
+    def _parse_keep_alive(cls, value: float | str | None) -> float | None:
+        return None if value is None or value == "" else parse_duration(value)
 
     @property
     def options_or_default(self) -> OllamaOptions:

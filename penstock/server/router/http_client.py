@@ -71,7 +71,7 @@ class _Connection:
         self.num_head_bytes = 0
 
     def on_message_begin(self) -> None:
-        self.has_more = self.is_complete  # a response that nobody asked for
+        self.has_more = self.is_complete  # an unsolicited response
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.num_head_bytes += len(name) + len(value)

@@ -71,8 +71,8 @@ async def save(call: SessionCall) -> int:
 
 
 async def restore(call: SessionCall) -> tuple[int, int]:
-    """Have a saved session in the cache again, by a request that begins like it; returns its tokens, and how many of
-    them were found, in the cache or the store."""
+    """Bring a saved session back into the cache by a request with its prefix; returns its tokens, and how many the
+    cache or the store had."""
     model, server = call.model, server_of(call.request)
     record = await asyncio.to_thread(model.sessions.read, call.tenant, call.record_name)
     if record is None:

@@ -133,14 +133,14 @@ MAX_TEMPLATE_BYTES = MIB
 WRITTEN = ("{{", "{%", "{#")  # occur in templates, never in file names
 
 
-def read_template(given: str) -> str:
-    """Return the template in the file `given`, or `given` itself if it is a template. Refuse one that does not
+def read_template(text: str) -> str:
+    """Return the template in the file `text`, or `text` itself if it is a template. Refuse one that does not
     compile."""
-    is_text = any(sign in given for sign in WRITTEN)
-    source = given if is_text else _read(given)
+    is_text = any(sign in text for sign in WRITTEN)
+    source = text if is_text else _read(text)
     if not source.strip():
-        raise InvalidConfig(f"chat_template={quote(given)} is empty: name a file with a Jinja template")
-    _check(source, "chat_template" if is_text else f"chat_template={quote(given)}")
+        raise InvalidConfig(f"chat_template={quote(text)} is empty: name a file with a Jinja template")
+    _check(source, "chat_template" if is_text else f"chat_template={quote(text)}")
     return source
 
 

@@ -162,7 +162,7 @@ def _unquote(token: str) -> str:
     return _ESCAPE.sub(_unescape, token[1:-1])
 
 
-def _unescape(found: re.Match[str]) -> str:
-    if found["code"] is not None:
-        return chr(int(found["code"][1:], 16))
-    return chr(int(found["octal"], 8)) if found["octal"] else _CHARS.get(found["char"], found.group())
+def _unescape(match: re.Match[str]) -> str:
+    if match["code"] is not None:
+        return chr(int(match["code"][1:], 16))
+    return chr(int(match["octal"], 8)) if match["octal"] else _CHARS.get(match["char"], match.group())

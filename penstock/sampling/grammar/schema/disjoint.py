@@ -37,11 +37,11 @@ def is_empty(schema: dict[str, Any]) -> bool:
     return "nsatisfiable" in _refusal(json.dumps(schema))
 
 
-def are_strings_disjoint(one: str, two: str) -> bool:
+def are_strings_disjoint(first: str, two: str) -> bool:
     """True if no string matches both regexes."""
-    if one == two:
+    if first == two:
         return False
-    return not _refusal(json.dumps({"type": "object", "patternProperties": {one: True, two: True}}))
+    return not _refusal(json.dumps({"type": "object", "patternProperties": {first: True, two: True}}))
 
 
 EVERY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -89,14 +89,14 @@ class Disjointness:
                 found[name] = list(dict.fromkeys(map(json_key, values)))
         return found
 
-    def disjoint(self, one: Any, two: Any, depth: int = 0) -> bool:
+    def disjoint(self, first: Any, two: Any, depth: int = 0) -> bool:
         self._num_steps += 1
-        if one is False or two is False:
+        if first is False or two is False:
             return True
         if depth > MAX_DEPTH or self._num_steps > MAX_STEPS:
             return False
-        ones, twos = self._conjuncts(one), self._conjuncts(two)
-        for side, other in ((ones, two), (twos, one)):
+        ones, twos = self._conjuncts(first), self._conjuncts(two)
+        for side, other in ((ones, two), (twos, first)):
             for part in side:
                 for key in ("anyOf", "oneOf"):
                     options = as_list(part[key]) if key in part else []
@@ -219,16 +219,16 @@ def _properties(parts: list[Schema], name: str) -> list[Any]:
     return found or [True]
 
 
-def _ranges_apart(ones: list[Schema], twos: list[Schema], least: str, most: str) -> bool:
-    return any(_over(one, least, two, most) or _over(two, least, one, most) for one in ones for two in twos)
+def _ranges_apart(ones: list[Schema], twos: list[Schema], min_key: str, max_key: str) -> bool:
+    return any(_over(one, min_key, two, max_key) or _over(two, min_key, one, max_key) for one in ones for two in twos)
 
 
-def _over(low: Schema, least: str, high: Schema, most: str) -> bool:
+def _over(low: Schema, min_key: str, high: Schema, max_key: str) -> bool:
     """True if every value of `low` is above every value of `high`."""
-    for name, is_open in ((least, False), ("exclusiveMinimum", True)):
-        for other, other_open in ((most, False), ("exclusiveMaximum", True)):
+    for name, is_open in ((min_key, False), ("exclusiveMinimum", True)):
+        for other, other_open in ((max_key, False), ("exclusiveMaximum", True)):
             begin, end = low.get(name), high.get(other)
-            if name != least and least != "minimum" or other != most and most != "maximum":
+            if name != min_key and min_key != "minimum" or other != max_key and max_key != "maximum":
                 continue
             if is_number(begin) and is_number(end) and (begin > end or begin == end and (is_open or other_open)):
                 return True

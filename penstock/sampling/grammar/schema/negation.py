@@ -259,9 +259,9 @@ def escape(text: str) -> str:
     return "".join(f"\\x{ord(char):02x}" if ord(char) < 128 and not char.isalnum() else char for char in text)
 
 
-def same(one: Any, two: Any) -> bool:
+def same(first: Any, two: Any) -> bool:
     """True if equal as JSON: 1 is 1.0, and true is not 1."""
-    return json_key(one) == json_key(two)
+    return json_key(first) == json_key(two)
 
 
 def json_key(value: Any) -> str:

@@ -4,7 +4,7 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-constexpr int64_t kMostRows = 64;            // query rows per work item, if there are enough
+constexpr int64_t kMaxRows = 64;             // query rows per work item, if there are enough
 constexpr int64_t kMinChunks = 4;            // per piece of a span that is split along its positions
 constexpr int64_t kMaxPartBytes = 64 << 20;  // of partials; a step that needs more is not split
 
@@ -84,7 +84,7 @@ void count_items(Job& job) {
 
 // Cuts the step into spans, and splits them along their positions when there are too few for the threads.
 Job plan_job(const LatentCall& call) {
-    Job job = {call, kMostRows, 0, nullptr, nullptr, nullptr, 0, 0, 0};
+    Job job = {call, kMaxRows, 0, nullptr, nullptr, nullptr, 0, 0, 0};
     const int64_t enough = num_threads() > 1 ? 4 * num_threads() : 1;
     for (count_items(job); job.num_items < enough && job.rows > kLanes; count_items(job)) job.rows /= 2;
     if (job.num_items < enough) {
@@ -190,7 +190,7 @@ bool attend_item(const Job& job, int64_t index, int64_t item) {
 
 template <class T>
 int32_t attend_spans(const Job& job) {
-    const int64_t work = kMostRows * kChunk * job.call.width;
+    const int64_t work = kMaxRows * kChunk * job.call.width;
     int32_t result = kDone;
     parallel_for(job.num_items, work, [&](int64_t item) {
         int64_t low = 0, high = job.num_spans - 1;  // the last span that begins at this item or before

@@ -1,6 +1,6 @@
 // The messages of the branch that is shown, and where the page is scrolled to.
 
-import { MessageView } from "./message_view.js";
+import { MessageView } from "./messages/message_view.js";
 import { fill, h, iconButton } from "../dom.js";
 
 const NEAR_PX = 80;

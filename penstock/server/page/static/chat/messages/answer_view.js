@@ -2,11 +2,11 @@
 
 import { makeCallsView } from "./calls_view.js";
 import { makeFigures } from "./figures.js";
-import { readSchema } from "./params.js";
-import { checkValue, JsonCheck } from "./schema.js";
+import { readSchema } from "../params.js";
+import { checkValue, JsonCheck } from "../schema.js";
 import { makeTokensView } from "./tokens_view.js";
-import { fill, h } from "../dom.js";
-import { MarkdownStream } from "../markdown/stream.js";
+import { fill, h } from "../../dom.js";
+import { MarkdownStream } from "../../markdown/stream.js";
 
 const SILENCE_MS = 8000;
 

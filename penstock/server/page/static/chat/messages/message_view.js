@@ -2,9 +2,9 @@
 
 import { AnswerView } from "./answer_view.js";
 import { makeResultsView } from "./calls_view.js";
-import { MAX_SHOWN_CHARS } from "./limits.js";
-import { copyText } from "../clipboard.js";
-import { fill, h, iconButton, newId } from "../dom.js";
+import { MAX_SHOWN_CHARS } from "../limits.js";
+import { copyText } from "../../clipboard.js";
+import { fill, h, iconButton, newId } from "../../dom.js";
 
 /** Make a sent message; of a long one the beginning, and a button for the rest. */
 function makeSaid(text) {

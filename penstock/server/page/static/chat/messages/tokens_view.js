@@ -1,6 +1,6 @@
 // The tokens of an answer, coloured by their share; hover or focus one to see what else it could have been.
 
-import { h, newId } from "../dom.js";
+import { h, newId } from "../../dom.js";
 
 const GAP_PX = 6; // between a token and its alternatives
 const LEVELS = [0.9, 0.6, 0.3, 0.1]; // shares that part the colours

@@ -1,7 +1,7 @@
 // The line of figures under an answer.
 
-import { h } from "../dom.js";
-import { VIEWS } from "../views/index.js";
+import { h } from "../../dom.js";
+import { VIEWS } from "../../views/index.js";
 
 const whole = new Intl.NumberFormat("en");
 
@@ -18,7 +18,7 @@ export function listFigures(node) {
   if (figures.per_second) add(`${figures.per_second.toFixed(1)} tokens/s`, "Speed of the answer after its first token");
   if (figures.ttft_ms !== undefined) add(`first after ${formatMs(figures.ttft_ms)}`, describeWait(figures));
   if (figures.prompt !== undefined) add(`${whole.format(figures.cached)} of ${whole.format(figures.prompt)} cached`, "Prompt tokens found in the prefix cache: they were not computed again");
-  if (figures.drafts) add(`${whole.format(figures.accepted)} of ${whole.format(figures.drafts)} drafts accepted`, "Draft tokens that speculation guessed, and those that were right");
+  if (figures.drafts) add(`${whole.format(figures.accepted)} of ${whole.format(figures.drafts)} drafts accepted`, "Draft tokens that speculation proposed, and those that were accepted");
   if (figures.relaxed) add(`${figures.relaxed} schema parts relaxed`, "The server did not enforce them");
   if (node.finish === "length") add("cut at its length", "The answer reached the most tokens allowed, or the end of the context");
   if (node.isForced) add("closed by force", "The budget ran short: the answer was closed in the form that was asked for");

@@ -1,6 +1,6 @@
 // Tool calls: what the model asks for, and fields to answer by hand.
 
-import { h, newId } from "../dom.js";
+import { h, newId } from "../../dom.js";
 
 function format(text) {
   try {
