@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +16,12 @@ from penstock.quantize.gguf.blocks import TYPES, encode
 from penstock.quantize.gptq import Factor, Sweep
 from penstock.quantize.grids import Grid, fit_grid, round_tokens, search_grid
 from penstock.quantize.hqq import fit_half_quadratic
-from penstock.quantize.notes import Note
+from penstock.quantize.layout import is_kept
+from penstock.quantize.notes import Note, ObservedStack
 from penstock.quantize.prune import choose_zeros, sparsegpt
 from penstock.quantize.smooth import Fold, apply_fold, awq_scale, find_folds, iter_norm_folds, smooth_scale
 from penstock.quantize.targets import Target
-from penstock.quantize.walk import LayerStack, Params, Walk
+from penstock.quantize.walk import LayerStack, Params, Walk, Wrap
 
 
 @dataclass
@@ -30,6 +33,19 @@ class Rounded:
     codes: Tensor | None = None  # [O, C]
     raw: Tensor | None = None  # bytes of GGUF blocks, one row per output
 
+    @staticmethod
+    def join(parts: Sequence[Rounded]) -> Rounded:
+        """Put the matrices of a stack below each other."""
+        grids = [part.grid for part in parts if part.grid is not None]
+        codes = [part.codes for part in parts if part.codes is not None]
+        raws = [part.raw for part in parts if part.raw is not None]
+        return Rounded(
+            torch.cat([part.weight for part in parts]),
+            Grid.join(grids) if grids else None,
+            torch.cat(codes) if codes else None,
+            torch.cat(raws) if raws else None,
+        )
+
 
 @dataclass
 class RoundedBlock:
@@ -40,7 +56,7 @@ class RoundedBlock:
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of a matrix that the file holds as a tensor of their own."""
+    """Rows of a matrix, or of each matrix of a stack, that the file holds as a tensor of their own."""
 
     name: str
     rows: slice
@@ -64,8 +80,18 @@ class RoundedInputs:
     def matmul(self, x: Tensor) -> Tensor:
         return self.scheme.matmul(round_tokens(x, self.kind))
 
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        stack: Any = self.scheme
+        made: Tensor = stack.grouped_matmul(round_tokens(x.flatten(0, -2), self.kind).view_as(x), ids, num_matrices)
+        return made
+
     def rows(self, ids: Tensor) -> Tensor:
         return self.scheme.rows(ids)
+
+
+def round_inputs(kind: str) -> Wrap:
+    """Round the inputs of all linears but those that stay in 16 bits."""
+    return lambda name, scheme: scheme if is_kept(f".{name}.weight") else RoundedInputs(scheme, kind)
 
 
 class BlockRounder:
@@ -84,27 +110,66 @@ class BlockRounder:
             self._scale(index, params, notes)
         matrices: dict[str, Rounded] = {}
         errors: dict[str, float] = {}
+        counts = self.stack.count_matrices(index)
         for linear in linears:
-            name, note = f"{linear}.weight", notes.get(linear)
-            before = params[name]
-            params[name] = self._matrix(f"layers.{index}.{name}", before, note, matrices)
+            name = f"layers.{index}.{linear}.weight"
+            if not self.pieces.get(name) if self.target.kind == "gguf" else is_kept(name):
+                continue
+            inner = f"{linear}.weight"
+            if linear in counts:
+                params[inner] = self._stack(name, params[inner].chunk(counts[linear]), notes, matrices, errors)
+                continue
+            before, note = params[inner], notes.get(linear)
+            params[inner] = self._matrix(name, before, note, matrices)
             if note is not None:
-                errors[f"layers.{index}.{linear}"] = note.error(before, params[name])
+                errors[f"layers.{index}.{linear}"] = note.error(before, params[inner])
         if walk is None or x is None:
             return RoundedBlock(params, matrices, errors), None
         kind = self.target.activations
-        block = self.stack.block(index, params, (lambda _, scheme: RoundedInputs(scheme, kind)) if kind else None)
+        block = self.stack.block(index, params, round_inputs(kind) if kind else None)
         return RoundedBlock(params, matrices, errors), walk.run(block, self.stack.memory(index), x)
+
+    def _stack(
+        self,
+        name: str,
+        weights: Sequence[Tensor],
+        notes: dict[str, Note],
+        found: dict[str, Rounded],
+        errors: dict[str, float],
+    ) -> Tensor:
+        """Round the matrices of a stack one by one; one that no token came to is rounded by its weights alone."""
+        _, number, linear = name.removesuffix(".weight").split(".", 2)
+        made: list[Tensor] = []
+        rounded: dict[str, list[Rounded]] = {}
+        for index, before in enumerate(weights):
+            expert, one = name_expert(linear, index), dict[str, Rounded]()
+            note = notes.get(expert)
+            note = note if note is not None and note.count else None
+            made.append(self._matrix(name, before, note, one))
+            for key, value in one.items():
+                rounded.setdefault(key, []).append(value)
+            if note is not None:
+                errors[f"layers.{number}.{expert}"] = note.error(before, made[-1])
+        found |= {key: Rounded.join(parts) for key, parts in rounded.items()}
+        return torch.cat(made)
 
     def _observe(self, index: int, params: Params, walk: Walk, x: Tensor) -> dict[str, Note]:
         notes: dict[str, Note] = {}
+        counts = self.stack.count_matrices(index)
 
-        def wrap(name: str, scheme: Scheme) -> Scheme:
-            note = notes[name] = Note(scheme.num_in, self.target.wants_squares)
+        def wrap(name: str, scheme: Any) -> Scheme:
+            if name in counts:
+                each = {name_expert(name, number): self._note(scheme.num_in) for number in range(counts[name])}
+                notes.update(each)
+                return ObservedStack(scheme, list(each.values()))
+            note = notes[name] = self._note(scheme.num_in)
             return ObservedScheme(name, scheme, lambda _, given: note.add(given))
 
         walk.run(self.stack.block(index, params, wrap), self.stack.memory(index), x)
         return notes
+
+    def _note(self, width: int) -> Note:
+        return Note(width, self.target.wants_squares)
 
     def _scale(self, index: int, params: Params, notes: dict[str, Note]) -> None:
         block = self.stack.spec.layers[index]
@@ -137,16 +202,15 @@ class BlockRounder:
         zeros = None
         sweep: Sweep | None = None
         if target.sparsity != "none":
-            assert note is not None
-            if target.prune == "sparsegpt":
+            if target.prune == "sparsegpt" and note is not None:
                 sweep = sparsegpt(target.sparsity)
             else:
                 zeros = choose_zeros(weight, note, target.sparsity, target.prune)
         if target.kind == "gguf":
             weight = self._prune(weight, note, sweep, zeros)
             return self._blocks(name, weight, note, found)
-        if target.method == "gptq":
-            assert note is not None and note.products is not None
+        if target.method == "gptq" and note is not None:
+            assert note.products is not None
             sweep = sweep or Sweep(mask=zeros)
             sweep.group = target.group
             sweep.fit = lambda part: fit_grid(part, target.bits, 0, self.dtype)
@@ -186,3 +250,9 @@ class BlockRounder:
             widened[piece.rows] = torch.from_numpy(values)
             found[f"{name}/{piece.name}"] = Rounded(widened[piece.rows], raw=torch.from_numpy(raw))
         return widened
+
+
+def name_expert(linear: str, index: int) -> str:
+    """Name one matrix of a stack: `mlp.experts.down` → `mlp.experts.3.down`."""
+    above, _, last = linear.rpartition(".")
+    return f"{above}.{index}.{last}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock import layers
 from penstock.errors import InvalidModel, PenstockError
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.quantize.block import RoundedInputs
+from penstock.quantize.block import round_inputs
 from penstock.quantize.walk import LayerStack, Params, Walk, Wrap
 
 ROWS = 128  # of logits at once
@@ -131,7 +131,7 @@ def input_wrap(config: dict[str, Any]) -> Wrap | None:
         inputs = group.get("input_activations") if isinstance(group, dict) else None
         if isinstance(inputs, dict) and inputs.get("num_bits") == 8 and inputs.get("dynamic"):
             kind = "fp8" if inputs.get("type") == "float" else "int8"
-            return lambda name, scheme: RoundedInputs(scheme, kind)
+            return round_inputs(kind)
     return None
 
 

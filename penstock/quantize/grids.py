@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,13 @@ class Grid:
 
     def rows(self, part: slice | Tensor) -> Grid:
         return Grid(self.bits, self.scale[part], None if self.zero is None else self.zero[part], self.is_float)
+
+    @staticmethod
+    def join(parts: Sequence[Grid]) -> Grid:
+        """Put the grids of matrices below each other."""
+        zeros = [part.zero for part in parts if part.zero is not None]
+        scale, zero = torch.cat([part.scale for part in parts]), torch.cat(zeros) if zeros else None
+        return Grid(parts[0].bits, scale, zero, parts[0].is_float)
 
 
 def fit_grid(weight: Tensor, bits: int, group: int, dtype: torch.dtype, is_float: bool = False) -> Grid:

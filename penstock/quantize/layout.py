@@ -7,8 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.errors import InvalidModel
-from penstock.models.reading import Source, Sources, ungroup
+from penstock.models.load import KEPT_WIDE
+from penstock.models.reading import STACKS, Source, Sources, ungroup
+
+
+def is_kept(parameter: str) -> bool:
+    """Return True for a matrix that stays in 16 bits: routers, gates of shared experts, and what latents widen to."""
+    return parameter.endswith(KEPT_WIDE)
 
 
 def cut_rows(sources: Sources, parameter: str) -> Iterator[tuple[Source, slice]]:
@@ -33,14 +38,13 @@ def restore(value: Tensor, source: Source) -> Tensor:
         return value[order]
     if source.layout == "transposed":
         return value.t()
+    if source.layout in STACKS:
+        return _restore_stack(value, source)
     return value - 1.0 if source.layout == "one_plus" else value
 
 
-def require_separate(sources: Sources) -> None:
-    """Refuse tensors that hold several parameters, such as stacks of experts."""
-    for parts in sources.values():
-        for source in parts:
-            if source.rows is not None or source.layout == "stacked":
-                raise InvalidModel(
-                    f"tensor {source.tensor!r} holds several matrices: such models are not quantized yet"
-                )
+def _restore_stack(value: Tensor, source: Source) -> Tensor:
+    stack = value.reshape(source.num_matrices, -1, *value.shape[1:])
+    if source.layout.startswith("alternating"):
+        stack = stack.reshape(len(stack), 2, -1, *value.shape[1:]).transpose(1, 2).flatten(1, 2)
+    return stack.transpose(1, 2) if source.layout.endswith("transposed") else stack

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from penstock.quant.scheme import StackScheme
 
 SAMPLE_ROWS = 256
 
@@ -65,3 +68,27 @@ class Note:
         x = self.sample
         scale = (x @ weight.t()).square().sum()
         return float(((x @ (weight - rounded).t()).square().sum() / scale.clamp(min=1e-30)).sqrt())
+
+
+class ObservedStack:
+    """Multiply as a stack of matrices does, after noting what each of them is given."""
+
+    def __init__(self, scheme: StackScheme, notes: Sequence[Note]) -> None:
+        self.scheme, self.notes = scheme, notes
+        self.num_out, self.num_in = scheme.num_out, scheme.num_in
+
+    @property
+    def num_bytes(self) -> int:
+        return self.scheme.num_bytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.scheme.matmul(x)
+
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        rows = x if x.ndim == 3 else x[:, None].expand(-1, ids.shape[1], -1)
+        for index in sorted(set(ids.flatten().tolist())):
+            self.notes[index].add(rows[ids == index])
+        return self.scheme.grouped_matmul(x, ids, num_matrices)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.scheme.rows(ids)

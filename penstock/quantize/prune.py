@@ -23,9 +23,9 @@ def _mark(score: Tensor, sparsity: str) -> Tensor:
     return _smallest(score, round(float(sparsity) * width))
 
 
-def choose_zeros(weight: Tensor, note: Note, sparsity: str, by: str) -> Tensor:
+def choose_zeros(weight: Tensor, note: Note | None, sparsity: str, by: str) -> Tensor:
     """Mark what `by` = "magnitude" or "wanda" makes zero in weight[O, C] → bool [O, C]."""
-    score = weight.abs() * note.squares.sqrt() if by == "wanda" else weight.abs()
+    score = weight.abs() * note.squares.sqrt() if by == "wanda" and note is not None else weight.abs()
     if by == "magnitude" and sparsity != "2:4":  # over the whole matrix, as usual for it
         return _smallest(score.reshape(1, -1), round(float(sparsity) * score.numel())).view_as(score)
     return _mark(score, sparsity)

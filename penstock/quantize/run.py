@@ -18,7 +18,7 @@ from penstock.quantize.block import BlockRounder, Pieces, RoundedBlock
 from penstock.quantize.compressed.output import FolderOutput
 from penstock.quantize.gguf.output import GgufOutput, check_path
 from penstock.quantize.job import Job
-from penstock.quantize.layout import require_separate
+from penstock.quantize.layout import is_kept
 from penstock.quantize.targets import Target, choose_group
 from penstock.quantize.walk import LayerStack, Walk, split_windows
 
@@ -78,12 +78,11 @@ def quantize(
             "read, so the output would lack the weights that encode media: quantize a text model"
         )
     stack = LayerStack(checkpoint, WINDOW)
-    require_separate(stack.sources)
     widths = {
         source.shape[1]
         for name, parts in stack.sources.items()
         for source in parts
-        if name.startswith("layers.") and len(source.shape) == 2
+        if name.startswith("layers.") and len(source.shape) == 2 and not is_kept(name)
     }
     target = replace(target, group=choose_group(target, widths, group_size))
     dtype = _dtype(checkpoint)

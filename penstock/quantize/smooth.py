@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.models.layer import Attention, GatedMlp, LayerNorm
+from penstock.models.layer import Attention, GatedMlp, LayerNorm, Mlp
 from penstock.models.spec import AnyBlock, parts
 from penstock.quantize.notes import Note
 
@@ -63,8 +63,10 @@ def find_folds(block: AnyBlock) -> list[Fold]:
             first, rows = "gate_up", slice(part.hidden, 2 * part.hidden)
             divided = (("mlp.gate_up.weight", rows), ("mlp.gate_up.bias", rows))
             inner.append(Fold(("mlp.down",), divided, is_norm=False))
-        else:
+        elif isinstance(part, Mlp):
             first = "up"
+        else:
+            continue  # the norm ahead of experts and latents stays as it is
         source = norm if norm in prefixes else "mixer_norm" if type(block).__name__ == "ParallelBlock" else ""
         if source and type(block).__name__ != "PostNormBlock":
             inputs.setdefault(source, []).append(f"{prefix}.{first}")

@@ -12,12 +12,14 @@ from penstock import layers
 from penstock.cache.group import LAYOUTS, group_layers
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Build, dense
+from penstock.models.experts import Experts
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.latent import LatentAttentionSpec
 from penstock.models.layer import Attention, GatedMlp, Mlp
 from penstock.models.load import match
 from penstock.models.memory import Memory
 from penstock.models.reading import Sources, from_checkpoint
-from penstock.models.spec import ModelSpec, spec_from_config
+from penstock.models.spec import ModelSpec, parts_of, spec_from_config
 from penstock.ops import OpTable
 from penstock.quant.scheme import Scheme
 from penstock.runner.memory import BlockMemory
@@ -25,6 +27,7 @@ from penstock.runner.step import Step
 
 BLOCK_SIZE = 16
 TOKENS_AT_ONCE = 2048
+QUANTIZED = (Attention, LatentAttentionSpec, Mlp, GatedMlp, Experts)
 Params = dict[str, Tensor]  # a layer's parameters by their names within it
 Wrap = Callable[[str, Scheme], Scheme]  # a linear's name and its scheme → the scheme to use
 
@@ -118,6 +121,15 @@ class LayerStack:
         """Name the parameters outside of layers."""
         return [name for name in self.sources if not name.startswith("layers.")]
 
+    def count_matrices(self, index: int) -> dict[str, int]:
+        """Count the matrices of each stack of a layer: one for each expert."""
+        merges = {
+            f"{part.prefix}.{name}": merge.num_matrices
+            for part in parts_of(self.spec.layers[index])
+            for name, merge in part.merges().items()
+        }
+        return {name: count for name, count in merges.items() if count > 1}
+
     def block(self, index: int, params: Mapping[str, Tensor], wrap: Wrap | None = None) -> layers.AnyBlock:
         """Build a layer of these parameters."""
         prefix = f"layers.{index}."
@@ -152,8 +164,8 @@ def _check_layers(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         raise InvalidModel(f"{checkpoint.path}: {spec.architecture} makes embeddings; only text generation is measured")
     for layer in spec.layers:
         for part in (layer.mixer, layer.ffn):
-            if part is not None and not isinstance(part, (Attention, Mlp, GatedMlp)):
+            if part is not None and not isinstance(part, QUANTIZED):
                 raise InvalidModel(
                     f"{checkpoint.path}: {spec.architecture} has layers of kind {type(part).__name__}, which are not "
-                    "quantized or compared yet; attention with dense feed-forward networks is"
+                    "quantized or compared yet; attention with feed-forward networks or experts is"
                 )

@@ -10,15 +10,16 @@ import torch
 
 from tests.files.convert import TINY, tiny_model
 
+OTHER_KEYS = ("gpt2", "gptneox", "falcon", "bloom")  # whose configs spell sizes otherwise
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 
 
 def write_folder(folder: Path, name: str = "llama", **changes: object) -> Path:
     """Random weights; norms with a few large values make some inputs matter more than others."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 256, "eos_token_id": None, "bos_token_id": None}
-    model = tiny_model(name, {**TINY, **sizes, "pad_token_id": None, **changes})
+    sizes = {"vocab_size": 256, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    if name.split("-")[0] not in OTHER_KEYS:
+        sizes = {**TINY, "hidden_size": 64, "intermediate_size": 128, **sizes}
+    model = tiny_model(name, {**sizes, **changes})
     random = torch.Generator().manual_seed(5)
     for key, tensor in model.state_dict().items():
         if "norm" in key:
@@ -26,6 +27,13 @@ def write_folder(folder: Path, name: str = "llama", **changes: object) -> Path:
         elif ".layers." in key:
             tensor.mul_(0.4)  # so that errors do not grow from layer to layer
     model.bfloat16().save_pretrained(folder)
+    return write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Put a tokenizer of 256 bytes into a folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

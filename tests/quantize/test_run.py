@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.files import open_checkpoint
+from penstock.models.spec import FAMILIES
 from penstock.quantize.gguf.mixes import MIXES, Model, choose_type
 from penstock.quantize.run import Made, quantize
 from penstock.quantize.targets import make_target
 from penstock.quantize.walk import LayerStack, Walk
+from tests.files.convert import MODELS
 from tests.models import oracle
 from tests.models.test_multimodal import TINY
 from tests.quantize.conftest import TEXT, write_folder
@@ -138,7 +140,10 @@ def test_a_gguf_source_becomes_a_folder(folder: Path, tokens: list[int], tmp_pat
     assert other.chat_template == one.chat_template
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral", "llama-3.2"])
+UNSAID = ("llama-factors", "qwen2vl", "qwen3vl")  # the keys cannot say their configs, or are media's
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in UNSAID])
 def test_gguf_metadata_describes_other_families(name: str, tokens: list[int], tmp_path: Path) -> None:
     source, out = write_folder(tmp_path / "source", name), tmp_path / "out.gguf"
     make(source, out, None, "gguf:F32")
@@ -147,9 +152,16 @@ def test_gguf_metadata_describes_other_families(name: str, tokens: list[int], tm
 
 
 def test_families_without_gguf_keys_are_refused_by_name(tmp_path: Path, tokens: list[int]) -> None:
-    source = write_folder(tmp_path / "source", "gemma2")
-    with pytest.raises(InvalidModel, match="LlamaForCausalLM.*not of Gemma2ForCausalLM.*without gguf:"):
+    source = oracle.save(oracle.make("OPTForCausalLM", FAMILIES["OPTForCausalLM"].like[0]), tmp_path / "source")
+    with pytest.raises(InvalidModel, match="of other GGUF files and of LlamaForCausalLM.*not of OPTForCausalLM"):
         make(source, tmp_path / "out.gguf", tokens, "gguf:Q8_0")
+    source = write_folder(tmp_path / "factors", "llama-factors")
+    with pytest.raises(InvalidModel, match="GGUF's keys for llama cannot describe the model's layers"):
+        make(source, tmp_path / "out.gguf", tokens, "gguf:Q8_0")
+
+
+def test_gemma_is_rounded_in_place(tmp_path: Path, tokens: list[int]) -> None:
+    source = write_folder(tmp_path / "source", "gemma2")
     make(source, tmp_path / "out", tokens, "int8")
     original = hidden(source, tokens)
     assert (hidden(tmp_path / "out", tokens) - original).norm() / original.norm() < 0.05
@@ -170,6 +182,38 @@ def test_half_of_the_weights_are_zero(
         assert (zeros.view(len(weight), -1, 4).sum(-1) >= 2).all()
     assert zeros.float().mean() >= 0.45
     assert weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("scheme, method", [("bf16", "rtn"), ("w8a8", "smoothquant"), ("fp8", "rtn")])
+def test_two_of_four_values_are_left_out_of_the_file(
+    folder: Path, tokens: list[int], tmp_path: Path, scheme: str, method: str
+) -> None:
+    """The definition of sparse-24-bitmask: bits from the lowest up, the kept values of a row in turn."""
+    out = tmp_path / "out"
+    make(folder, out, tokens, scheme, method, sparsity="2:4", prune="wanda")
+    parts = load_file(out / "model.safetensors")
+    assert f"{Q}.weight" not in parts
+    rows, width = parts[f"{Q}.shape"].flatten().tolist()
+    kept = parts[f"{Q}.compressed"]
+    assert kept.shape == (rows, width // 2)
+    mask = np.unpackbits(parts[f"{Q}.bitmask"].numpy(), axis=1, bitorder="little").astype(bool)
+    assert (mask.reshape(rows, -1, 4).sum(-1) == 2).all()
+    values = np.zeros((rows, width), dtype=np.float32)
+    values[mask] = kept.float().numpy().ravel()
+    if scheme != "bf16":
+        values = values * parts[f"{Q}.weight_scale"].float().numpy()
+    checkpoint = open_checkpoint(out)
+    assert np.array_equal(checkpoint.tensor(f"{Q}.weight").float().numpy(), values)
+    checkpoint.close()
+    described = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert described["sparsity_config"]["format"] == "sparse-24-bitmask"
+    assert "lm_head.weight" in parts and described["sparsity_config"]["ignore"] == ["lm_head"]
+    dense = tmp_path / "dense"
+    make(folder, dense, tokens, scheme, method, sparsity="0.5", prune="wanda")
+    sizes = [(path / "model.safetensors").stat().st_size for path in (out, dense)]
+    assert sizes[0] < sizes[1]
+    original = hidden(folder, tokens)
+    assert (hidden(out, tokens) - original).norm() / original.norm() < 1.2
 
 
 def test_bad_options_say_what_is_known(folder: Path, tokens: list[int], tmp_path: Path) -> None:

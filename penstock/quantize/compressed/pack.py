@@ -23,18 +23,51 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
 def pack_matrix(name: str, codes: Tensor, grid: Grid, target: Target, dtype: torch.dtype) -> dict[str, Tensor]:
     """Name and lay out the tensors of a matrix that a plain checkpoint calls `name`."""
     found = {f"{name}_scale": grid.scale.to(dtype)}
-    if target.kind == "fp8":
-        return {name: codes.to(torch.float8_e4m3fn), **found}
-    if target.activations:
-        return {name: codes.to(torch.int8), **found}
+    if target.kind == "fp8" or target.activations:
+        values = codes.to(torch.float8_e4m3fn if target.kind == "fp8" else torch.int8)
+        return found | (pack_sparse(name, values) if is_sparse(target) else {name: values})
     found |= {f"{name}_packed": pack_words(codes, grid.bits), f"{name}_shape": torch.tensor(codes.shape)}
     if grid.zero is not None:
         found[f"{name}_zero_point"] = pack_words(grid.zero.t(), grid.bits).t().contiguous()
     return found
 
 
-def describe(target: Target, ignored: list[str]) -> dict[str, object]:
-    """Describe the format as config.json's quantization_config does."""
+def is_sparse(target: Target) -> bool:
+    """Return True if two of four values are left out: words of several codes have no such form."""
+    return target.sparsity == "2:4" and (target.kind in ("dense", "fp8") or target.activations == "int8")
+
+
+def pack_sparse(name: str, values: Tensor) -> dict[str, Tensor]:
+    """Keep two of every four values[R, C], and a bit for each that says which: `sparse-24-bitmask`."""
+    four = (values.float() != 0).view(len(values), -1, 4)
+    if bool((four.sum(-1) > 2).any()):
+        raise ValueError(f"{name} has more than two values in four")
+    first = torch.argsort(four.int(), dim=-1, descending=True, stable=True)[..., :2]
+    mask = torch.zeros_like(four).scatter_(-1, first, True).view(values.shape)
+    plain = values.view(torch.uint8) if values.element_size() == 1 else values
+    module = name.removesuffix(".weight")
+    return {
+        f"{module}.compressed": plain[mask].view(len(values), -1).view(values.dtype),
+        f"{module}.bitmask": torch.from_numpy(np.packbits(mask.numpy(), axis=-1, bitorder="little")),
+        f"{module}.shape": torch.tensor(values.shape)[:, None],
+    }
+
+
+def describe(target: Target, ignored: list[str]) -> dict[str, object] | None:
+    """Describe the format as config.json's quantization_config does; None if it is a plain model."""
+    sparsity = {
+        "format": "sparse-24-bitmask",
+        "global_sparsity": 0.5,
+        "sparsity_structure": "2:4",
+        "targets": ["Linear"],
+        "ignore": ignored,
+    }
+    common: dict[str, object] = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+    common |= {"ignore": ignored, "kv_cache_scheme": None} | (
+        {"sparsity_config": sparsity} if is_sparse(target) else {}
+    )
+    if target.kind == "dense":
+        return {"format": "dense", "config_groups": {}} | common if is_sparse(target) else None
     kind = "float" if target.kind == "fp8" else "int"
     weights: dict[str, object] = {
         "num_bits": target.bits,
@@ -49,11 +82,4 @@ def describe(target: Target, ignored: list[str]) -> dict[str, object]:
         inputs = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
     form = "float-quantized" if target.kind == "fp8" else "int-quantized" if target.activations else "pack-quantized"
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": form,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ignored,
-        "kv_cache_scheme": None,
-    }
+    return {"format": form, "config_groups": {"group_0": group}} | common

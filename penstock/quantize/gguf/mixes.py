@@ -32,7 +32,10 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # Rows that do not divide into blocks of 256 take a type with blocks of 32 and about as many bits.
 NARROW = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 FLOATS = ("F32", "F16", "BF16")
-KEPT = ("position_embd", "token_types", "rope_freqs", "rope_factors_long", "rope_factors_short")
+KEPT = (
+    *("position_embd", "token_types", "rope_freqs", "rope_factors_long", "rope_factors_short"),
+    *("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def choose_type(mix: str, name: str, shape: tuple[int, ...], model: Model) -> st
         chosen = "Q8_0" if usual == "Q8_0" else "Q6_K"
     else:
         layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
-        chosen = _by_role(mix, module, layer, model) or usual
+        role = module.removesuffix("_exps").removesuffix("_shexp")
+        chosen = _by_role(mix, role, layer, model) or usual
     if chosen.endswith("_K") and shape[-1] % 256:
         chosen = NARROW[chosen]
     return chosen if shape[-1] % 32 == 0 else "F16"

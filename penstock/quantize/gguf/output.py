@@ -13,10 +13,10 @@ from torch import Tensor
 from penstock.errors import InvalidModel
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.gguf_checkpoint import GgufCheckpoint
-from penstock.models.files.gguf_names import GgufNames, find_names
+from penstock.models.files.gguf_names import find_names
 from penstock.models.files.write_gguf import GgufTensor, write_gguf
 from penstock.models.layer import Attention
-from penstock.models.reading import Source
+from penstock.quant.gguf import GGML_TYPES
 from penstock.quantize.block import Pieces, RoundedBlock, TensorRows
 from penstock.quantize.gguf.blocks import TYPES, encode
 from penstock.quantize.gguf.metadata import (
@@ -29,8 +29,8 @@ from penstock.quantize.gguf.metadata import (
     rope_factors,
 )
 from penstock.quantize.gguf.mixes import MIXES, Model, choose_type
+from penstock.quantize.gguf.places import Places, TensorPlace
 from penstock.quantize.job import Job
-from penstock.quantize.layout import cut_rows
 from penstock.quantize.targets import Target
 from penstock.quantize.walk import LayerStack
 
@@ -46,13 +46,20 @@ class GgufOutput:
         self.architecture = find_architecture(checkpoint, stack.spec)
         two_norms = any(".ln_mlp." in name for name in checkpoint.names())
         self.spelling = find_names(self.architecture, two_norms)
+        self.places = Places(self.spelling, stack.spec.names, stack.spec.merges(), stack.sources)
+        self.pairs = checkpoint.pairs if isinstance(checkpoint, GgufCheckpoint) else {}
         mixer = stack.spec.layers[0].mixer
         queries = mixer.num_heads // mixer.num_kv_heads if isinstance(mixer, Attention) else 1
         has_output = stack.spec.head is not None and not stack.spec.head.tied
         self.model = Model(self.architecture, stack.spec.num_layers, queries, has_output)
         self.kept: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self.factors = rope_factors(stack.spec) if checkpoint.metadata is None else None
-        shapes = {self._name(source): source.shape for parts in stack.sources.values() for source in parts}
+        self.factors = rope_factors(stack.spec, checkpoint.config) if checkpoint.metadata is None else {}
+        shapes = {
+            place.name: place.shape
+            for parameter in stack.sources
+            if not self._find_pair(parameter)
+            for place in self.places.find(parameter)
+        }
         self.metadata = self._describe(checkpoint, shapes, sample)
 
     def _describe(self, checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], sample: str) -> dict[str, Any]:
@@ -67,28 +74,13 @@ class GgufOutput:
         else:
             from penstock.text.tokenizers.write_gguf import describe_tokenizer
 
-            found = make_metadata(spec, path.resolve().name)
-            if self.factors is not None:
-                shapes = shapes | {"rope_freqs.weight": self.factors.shape}
+            found = make_metadata(spec, checkpoint.config, path.resolve().name)
+            shapes = shapes | {name: factors.shape for name, factors in self.factors.items()}
             check_description(spec, Planned(found, shapes, self.factors), checkpoint)
             found |= describe_tokenizer(path, spec.vocab_size, self.architecture, sample)
         found["general.file_type"] = MIXES[self.target.mix][1]
         found["general.quantization_version"] = QUANTIZATION_VERSION
         return found
-
-    def _name(self, source: Source) -> str:
-        """Spell a checkpoint's tensor as GGUF does."""
-        module, _, kind = source.tensor.rpartition(".")
-        stack = f"{self.spelling.stack}."
-        if module.startswith(stack):
-            number, _, inner = module[len(stack) :].partition(".")
-            found = _invert(self.spelling, inner, layer=True)
-            if found is not None:
-                return f"blk.{number}.{found}.{kind}"
-        found = _invert(self.spelling, module, layer=False)
-        if found is None:
-            raise InvalidModel(f"tensor {source.tensor!r} has no name in GGUF files of kind {self.architecture}")
-        return f"{found}.{kind}"
 
     def _type(self, name: str, shape: tuple[int, ...]) -> str:
         return choose_type(self.target.mix, name, shape, self.model)
@@ -99,51 +91,68 @@ class GgufOutput:
         for parameter in self.stack.sources:
             if not parameter.startswith("layers."):
                 continue
-            for source, rows in cut_rows(self.stack.sources, parameter):
-                name = self._name(source)
-                found.setdefault(parameter, []).append(TensorRows(name, rows, self._type(name, source.shape)))
+            if self._find_pair(parameter) or len(self.stack.sources[parameter][0].shape) < 2:
+                continue
+            for place in self.places.find(parameter):
+                kind = self._type(place.name, place.shape)
+                found.setdefault(parameter, []).append(TensorRows(place.name, place.rows, kind))
         return found
 
-    def _order(self, source: Source, name: str) -> Tensor | None:
+    def _find_pair(self, parameter: str) -> tuple[str, str] | None:
+        """Return the two tensors that a GGUF source holds in place of a joint matrix; they stay as they are."""
+        return self.pairs.get(self.stack.sources[parameter][0].tensor)
+
+    def _order(self, place: TensorPlace) -> Tensor | None:
         """Return for each row of the file its row of the parameter."""
-        module = name.rpartition(".")[0].rpartition(".")[2]
+        module = place.name.rpartition(".")[0].rpartition(".")[2]
         if module not in self.spelling.rotated:
             return None
         mixer = self.stack.spec.layers[0].mixer
         assert isinstance(mixer, Attention)
         heads = mixer.num_heads if module == "attn_q" else mixer.num_kv_heads
-        return torch.arange(source.shape[0]).view(heads, 2, -1).transpose(1, 2).flatten()
+        return torch.arange(place.shape[0]).view(heads, 2, -1).transpose(1, 2).flatten()
 
     def layer(self, index: int, block: RoundedBlock) -> Tensors:
         made: Tensors = {}
-        prefix = f"layers.{index}."
         for inner, value in block.params.items():
-            for source, rows in cut_rows(self.stack.sources, prefix + inner):
-                name = self._name(source)
-                order = self._order(source, name)
-                rounded = block.matrices.get(f"{prefix}{inner}/{name}")
+            parameter = f"layers.{index}.{inner}"
+            pair = self._find_pair(parameter)
+            if pair:
+                self._copy_pair(pair, made)
+                continue
+            for place in self.places.find(parameter):
+                order = self._order(place)
+                rounded = block.matrices.get(f"{parameter}/{place.name}")
                 if rounded is not None and rounded.raw is not None:
-                    raw, kind = rounded.raw, self._type(name, source.shape)
+                    raw, kind = rounded.raw, self._type(place.name, place.shape)
                 else:
-                    raw, kind = _floats(value[rows]), "F32"
-                made[name] = raw if order is None else raw[order]
-                self.kept[name] = kind, source.shape
+                    each = value.view(place.num_matrices, -1, *value.shape[1:])[:, place.rows]
+                    raw, kind = _floats(each.flatten(0, 1)), "F32"
+                made[place.name] = raw if order is None else raw[order]
+                self.kept[place.name] = kind, place.shape
         return made
+
+    def _copy_pair(self, pair: tuple[str, str], made: Tensors) -> None:
+        checkpoint = self.stack.checkpoint
+        assert isinstance(checkpoint, GgufCheckpoint)
+        for name in pair:
+            info = checkpoint.origins[name][1]
+            made[info.name] = torch.from_numpy(checkpoint.file.raw(info).copy())
+            self.kept[info.name] = GGML_TYPES[info.ggml_type].name, info.shape
 
     def outer(self) -> Tensors:
         made: Tensors = {}
         for parameter in self.stack.outer():
             value = self.stack.take(parameter).float()
-            for source, rows in cut_rows(self.stack.sources, parameter):
-                name = self._name(source)
-                kind = self._type(name, source.shape)
-                part = value[rows]
-                made[name] = torch.from_numpy(encode(part, kind)) if part.ndim == 2 else _floats(part)
-                self.kept[name] = kind, source.shape
-        if self.factors is not None:
-            made["rope_freqs.weight"] = _floats(torch.from_numpy(self.factors))
-            self.kept["rope_freqs.weight"] = "F32", tuple(self.factors.shape)
-        elif isinstance(self.stack.checkpoint, GgufCheckpoint):
+            for place in self.places.find(parameter):
+                kind = self._type(place.name, place.shape)
+                part = value[place.rows]
+                made[place.name] = torch.from_numpy(encode(part, kind)) if part.ndim == 2 else _floats(part)
+                self.kept[place.name] = kind, place.shape
+        for name, factors in self.factors.items():
+            made[name] = _floats(torch.from_numpy(factors))
+            self.kept[name] = "F32", tuple(factors.shape)
+        if isinstance(self.stack.checkpoint, GgufCheckpoint):
             self._copy_factors(self.stack.checkpoint, made)
         return made
 
@@ -168,11 +177,6 @@ class GgufOutput:
         made = job.folder / "model.unfinished"
         write_gguf(made, self.metadata, tensors, _read(job, [(n, name) for name, (n, _, _) in types.items()]))
         job.publish(made)
-
-
-def _invert(spelling: GgufNames, module: str, layer: bool) -> str | None:
-    names = spelling.layer if layer else spelling.model
-    return next((ours for ours, theirs in names.items() if theirs == module), None)
 
 
 def _floats(value: Tensor) -> Tensor:
