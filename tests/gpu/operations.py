@@ -106,7 +106,10 @@ def exact_op(name: str) -> Figures:
     indices = [
         index
         for index, example in enumerate(examples_of(op))
-        if rows_of(op).count(example) and "k_scale" not in example and example.get("tail") is None
+        if rows_of(op).count(example)
+        and _is_for_gpus(example)
+        and "k_scale" not in example
+        and example.get("window", 0) >= 0  # negative for chunks
     ]
     with ThreadPoolExecutor(THREADS) as threads:
         alike = list(threads.map(lambda index: _is_independent(name, index), indices))

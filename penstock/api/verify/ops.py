@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,7 +60,10 @@ def _compare(op: Op[..., Any], body: Callable[..., Any], watch: OpWatch) -> Call
         theirs, their_options = copy.deepcopy((args, options))  # ops may write into their arguments
         got, wanted = body(*args, **options), op.reference(*theirs, **their_options)
         watch.counts[op.name] += 1
-        pairs = [(got, wanted), *zip(args, theirs), *zip(options.values(), their_options.values())]
+        used = _find_used_rows(op, args, options)
+        results = zip(got, wanted) if isinstance(got, tuple) else [(got, wanted)]
+        pairs = [(_take(mine, used), _take(reference, used)) for mine, reference in results]
+        pairs += [*zip(args, theirs), *zip(options.values(), their_options.values())]
         usual = _tolerance(op, args)
         for mine, reference in pairs:
             if isinstance(mine, Tensor) and isinstance(reference, Tensor):
@@ -73,6 +77,25 @@ def _compare(op: Op[..., Any], body: Callable[..., Any], watch: OpWatch) -> Call
         return got
 
     return call
+
+
+def _find_used_rows(op: Op[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
+    """Return which rows [T] of a call are tokens: results of padding rows, which have no position or a sequence of
+    length 0, are undefined. None if the call does not say."""
+    given = inspect.signature(op.reference).bind(*args, **options).arguments
+    if isinstance(positions := given.get("positions"), Tensor) and positions.ndim == 1:
+        return positions >= 0
+    lengths, starts = given.get("lengths"), given.get("query_start")
+    if not isinstance(lengths, Tensor) or not isinstance(starts, Tensor):
+        return None
+    counts = starts.diff().clamp(min=0)
+    return (lengths[: len(counts)] > 0).repeat_interleave(counts.to(lengths.device))
+
+
+def _take(value: Any, used: Tensor | None) -> Any:
+    if used is None or not isinstance(value, Tensor) or not value.ndim or len(value) < len(used):
+        return value
+    return value[: len(used)][used.to(value.device)]
 
 
 def _signature(value: Any) -> Any:

@@ -60,6 +60,12 @@ def with_epilogue(call: Example) -> Example:
     return {name: call[name] for name in call if name not in parts} | {"epilogue": Epilogue(**parts)}
 
 
+def _move_view(tensor: Tensor, device: str) -> Tensor:
+    """Return a view of the same part of what it is a view of, moved: slots stay as far apart."""
+    whole = tensor if tensor._base is None else tensor._base
+    return whole.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def move(value: Any, device: str) -> Any:
     """Return a tensor on `device`, a group of values with its tensors there, anything else as it is."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -68,7 +74,7 @@ def move(value: Any, device: str) -> Any:
         return AdapterRows(value.slots.to(device))
     if isinstance(value, LoraStacks):
         moved = copy.copy(value)
-        moved.a, moved.b, moved.scales = (each.to(device) for each in (value.a, value.b, value.scales))
+        moved.a, moved.b, moved.scales = (_move_view(each, device) for each in (value.a, value.b, value.scales))
         return moved
     return value.to(device) if isinstance(value, Tensor) else value
 

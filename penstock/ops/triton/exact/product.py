@@ -83,6 +83,7 @@ def _chain_gemm(
         EVEN,
         STAGES,
         PRECISION,
+        "",
     )
     if scale is not None:
         row_scale = tl.load(row_scales + t, mask=t < num_rows, other=0.0)[None, :]

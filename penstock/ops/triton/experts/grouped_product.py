@@ -124,6 +124,7 @@ def _grouped_gemm(
             EVEN,
             STAGES,
             PRECISION,
+            "",
         )
         if stack.scale is not None:
             row_scale = tl.load(rows.scales + row, mask=r < count, other=0.0)[None, :]

@@ -18,7 +18,7 @@ def sum_chain(
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-    CACHE: tl.constexpr = "",
+    CACHE: tl.constexpr,
 ):
     """Return the dot products [OUTS, ROWS] of weights, which begin at weights[OUTS], and of the rows that are `there`,
     which begin at values[ROWS] and are read past L1 if CACHE is `.cg`."""

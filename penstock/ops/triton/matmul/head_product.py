@@ -47,6 +47,7 @@ def _head_product(
         EVEN,
         STAGES,
         PRECISION,
+        "",
     )
     place = out + (t.to(tl.int64)[None, :] * num_heads + h) * num_out + n[:, None]
     tl.store(place, sums.to(out.dtype.element_ty), mask=(t < num_rows)[None, :] & (n < num_out)[:, None])
