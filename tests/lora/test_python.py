@@ -144,10 +144,14 @@ def test_refused_where_it_is_off(lab: Lab) -> None:
             EngineConfig(device="cuda", enable_lora=True), Facts(4096, 1024, 8 << 30, 2, gpu=gpu, whole_prompts=True)
         )
     facts = Facts(4096, 1024, 8 << 30, 2, gpu=replace(gpu, lora_bytes=1 << 20))
-    asked = [resolve(EngineConfig(device="cuda", enable_lora=one, max_loras=8), facts) for one in (False, True)]
-    fewer = asked[0].kv_cache_tokens - asked[1].kv_cache_tokens
+    found = [resolve(EngineConfig(device="cuda", enable_lora=one, max_loras=8), facts) for one in (False, True)]
+    fewer = found[0].kv_cache_tokens - found[1].kv_cache_tokens
     assert fewer == 8 * 16 << 20 >> 10  # slots of rank 16, counted where the cache is sized
-    assert resolve(EngineConfig(enable_lora=True), facts).device == "cpu"
+    assert (
+        resolve(EngineConfig(enable_lora=True), replace(facts, gpu=replace(facts.gpu, checked=True))).device == "cuda"
+    )
+    embeds = replace(facts, gpu=replace(gpu, checked=True), whole_prompts=True)
+    assert resolve(EngineConfig(enable_lora=True), embeds).device == "cpu"
 
 
 def test_async_llm_removes(lab: Lab) -> None:

@@ -108,8 +108,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "dense", Matrix)
     monkeypatch.setattr(decoder, "hold_heads", layers.HeadProduct)
     # The interpreter takes as long for one output as for many.
-    for module in (product, grouped_product):
-        monkeypatch.setattr(module, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))
+    for module, name in ((product, "gemv_shape"), (grouped_product, "grouped_gemv_shape")):
+        monkeypatch.setattr(module, name, lambda width, *_: (64, triton.next_power_of_2(width), 4))
     yield
 
 

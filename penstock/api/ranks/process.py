@@ -61,7 +61,7 @@ def main() -> int:
         return ORPHANED
     task = decode_task(line)
     watch_parent()
-    config = EngineConfig.from_options(**task.options)
+    config = EngineConfig(**task.options)  # as rank 0 has read them
     try:
         credentials = task.credentials or require_credentials(config)
         link = connect((task.host, task.port), credentials, task.wait_s)

@@ -85,7 +85,7 @@ def compare_layers(
     rows = [row[: spec.max_model_len] for row in rows]
     here, own = make_step(spec, size, kv, rows, place)
     step, theirs = make_step(replace(spec, cache_dtypes=()), size, "float32", rows)
-    _, others = make_step(spec, size, kv, rows)
+    packed, others = make_step(spec, size, kv, rows)
     embedding = reference.embedding(spec.embedding)
     x = embedding(step)
     embedded = model.embedding(here)
@@ -97,7 +97,7 @@ def compare_layers(
         got = block(given, here, own[index])
         yield _error(f"layer {index}", got, wanted, wanted - x, settings, checkpoint)
         if plain is not None:
-            is_same = has_same_bits(got, plain.block(name, described)(x, step, others[index]))
+            is_same = has_same_bits(got, plain.block(name, described)(x, packed, others[index]))
             yield Finding(f"layer {index}", "fused against plain, bits", float(not is_same), 0.0)
         x = wanted
     assert spec.head is not None

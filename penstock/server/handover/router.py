@@ -46,6 +46,11 @@ class PromptHandover:
     def __init__(self, pool: UpstreamPool, call: Call) -> None:
         self._pool, self._call = pool, call
         self._done: HandedOver | None = None
+        self._known: dict[Upstream, int] = {}  # parts of the prompt that a server had before it was given this work
+
+    def note(self, upstream: Upstream) -> None:
+        """Take note of what a server knows of the prompt, before it is counted as sent there."""
+        self._known[upstream] = upstream.prefixes.count(self._call.facts.digests)
 
     async def prepare(self, upstream: Upstream) -> Headers:
         """Have the prompt computed where that pays; returns the headers that tell `upstream` of it."""
@@ -61,7 +66,8 @@ class PromptHandover:
             return False
         if call.owner is not None or call.path.endswith("/responses") and BACKGROUND in call.body:
             return False  # what it refers to is on one server
-        num_known = PART_BYTES * upstream.prefixes.count(call.facts.digests)
+        num_parts = self._known.pop(upstream, None)
+        num_known = PART_BYTES * (upstream.prefixes.count(call.facts.digests) if num_parts is None else num_parts)
         return call.facts.num_bytes - num_known >= MIN_BYTES
 
     async def _compute(self) -> None:

@@ -160,6 +160,7 @@ class Forward:
         chosen, is_served = self._pool.choose_with_room(self._call.facts, self._call.owner)
         now = time.monotonic()
         if chosen is not None:
+            self._handover.note(chosen)
             self._place = chosen, self._pool.begin(chosen, self._call.facts)
         elif is_served:
             self._served_s = now
