@@ -147,11 +147,9 @@ def test_refused_where_it_is_off(lab: Lab) -> None:
     found = [resolve(EngineConfig(device="cuda", enable_lora=one, max_loras=8), facts) for one in (False, True)]
     fewer = found[0].kv_cache_tokens - found[1].kv_cache_tokens
     assert fewer == 8 * 16 << 20 >> 10  # slots of rank 16, counted where the cache is sized
-    assert (
-        resolve(EngineConfig(enable_lora=True), replace(facts, gpu=replace(facts.gpu, checked=True))).device == "cuda"
-    )
-    embeds = replace(facts, gpu=replace(gpu, checked=True), whole_prompts=True)
-    assert resolve(EngineConfig(enable_lora=True), embeds).device == "cpu"
+    asked, checked = EngineConfig(enable_lora=True), replace(facts, gpu=replace(gpu, checked=True))
+    assert resolve(asked, checked).device == "cuda"
+    assert resolve(asked, replace(checked, whole_prompts=True)).device == "cpu"
 
 
 def test_async_llm_removes(lab: Lab) -> None:
