@@ -147,7 +147,7 @@ class PromptEncoder:
     def _too_long(self) -> str:
         return (
             f"is longer than the model's context length of {self.max_model_len}: shorten the prompt, set "
-            "truncate_prompt_tokens, or raise max_model_len, which the cache's kv_cache_tokens bounds"
+            "truncate_prompt_tokens, or raise max_model_len as far as the model and kv_cache_tokens allow"
         )
 
     def _check_tokens(self, tokens: Any, cut: bool) -> list[int]:

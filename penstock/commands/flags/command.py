@@ -31,7 +31,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, normalize(args, {name for param in self.params for name in param.opts}))
         except USAGE_ERROR as error:
             if "unexpected extra argument" in error.message and any("--model" in param.opts for param in self.params):
-                error.message += ": name each further model with --model"
+                error.message += ": name each further model with --model, and repeat an option for each further value"
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

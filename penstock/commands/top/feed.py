@@ -74,7 +74,10 @@ def _parse(line: bytes, url: str) -> Look:
 def _explain(url: str, error: OSError) -> PenstockError:
     status = getattr(error, "code", None)
     if status in (401, 403):
-        return LookRefused(f"{url} shows this to its admin only: give its admin key with --api-key")
+        return LookRefused(
+            f"{url} shows this to its admin only: give its admin key with --api-key; a server that has none "
+            "gets one by --admin-key-file"
+        )
     if status == 404:
         return LookRefused(f"{url} has no {PATH}: it is not a Penstock server, or an older one")
     if status == 429:

@@ -25,10 +25,11 @@ export class Panel {
     this.readFor = key;
     try {
       const { models } = await this.session.api.get("info");
+      if (!models.some((one) => one.defaults?.length)) this.readFor = null; // a model that loads has told nothing yet
       for (const { name, defaults } of models) this.#defaults.set(name, new Map((defaults ?? []).map((one) => [one.name, one])));
       this.show();
     } catch {
-      // without them the fields say "default"
+      this.readFor = null; // without them the fields say "default"
     }
   }
 

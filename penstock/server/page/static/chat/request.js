@@ -38,14 +38,19 @@ export async function streamAnswer(api, node, { nodes, settings, model, goesOn, 
   };
   const figures = {};
   if (goesOn) dropLogprobs(node);
-  for await (const { data } of api.stream("v1/chat/completions", { method: "POST", body, signal })) {
-    node.answerId = data.id;
-    const choice = data.choices?.[0];
-    if (choice) takeChoice(node, choice, changed);
-    if (figures.ttft_ms === undefined && choice && hasToken(choice)) figures.ttft_ms = performance.now() - begun;
-    if (data.relaxed) figures.relaxed = data.relaxed.length;
-    if (data.usage) Object.assign(figures, readUsage(data.usage));
-    if (data.timings) Object.assign(figures, readTimings(data.timings));
+  try {
+    for await (const { data } of api.stream("v1/chat/completions", { method: "POST", body, signal })) {
+      node.answerId = data.id;
+      const choice = data.choices?.[0];
+      if (choice) takeChoice(node, choice, changed);
+      if (figures.ttft_ms === undefined && choice && hasToken(choice)) figures.ttft_ms = performance.now() - begun;
+      if (data.relaxed) figures.relaxed = data.relaxed.length;
+      if (data.usage) Object.assign(figures, readUsage(data.usage));
+      if (data.timings) Object.assign(figures, readTimings(data.timings));
+    }
+  } catch (error) {
+    if (figures.ttft_ms !== undefined) node.figures = figures; // what is known of an answer that was cut off
+    throw error;
   }
   if (node.finish === undefined) throw Object.assign(new Error("The connection to the server was lost."), { code: "broken_stream" });
   node.figures = figures;

@@ -1,12 +1,13 @@
 // Export and import of conversations as JSON. What is imported is checked and copied field by field.
 
-import { MAX_CONVERSATIONS, MAX_IMPORT_BYTES, MAX_NODES, MAX_TEXT_CHARS, MAX_TITLE_CHARS, VERSION } from "./limits.js";
+import { MAX_CONVERSATIONS, MAX_IMPORT_BYTES, MAX_KEPT_TOKENS, MAX_NODES, MAX_TEXT_CHARS, MAX_TITLE_CHARS, VERSION } from "./limits.js";
 import { FORMS, readSettings } from "./params.js";
 import { Conversation, makeId } from "./tree.js";
 import { h } from "../dom.js";
 
 const FORMAT = "penstock-conversations";
 const ROLES = ["user", "assistant", "tool"];
+const STATES = ["done", "stopped", "broken", "failed"]; // not "writing": nobody does
 
 export function exportConversations(conversations, name) {
   const text = JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
@@ -79,14 +80,24 @@ function readNode(given, ids, where) {
   if (given.parent !== null && !ids.has(given.parent)) fail(`${where} answers a message that does not come before it`);
   const node = { id: makeId(), parent: given.parent === null ? null : ids.get(given.parent), role: given.role, created: readTime(given.created) };
   ids.set(given.id, node.id);
-  for (const name of ["content", "reasoning", "model", "finish", "answerId"])
+  for (const name of ["content", "reasoning", "model", "finish", "answerId", "error"])
     if (given[name] !== undefined && given[name] !== null) node[name] = readText(given[name], `${where}'s ${name}`);
   node.content ??= "";
+  if (STATES.includes(given.status)) node.status = given.status;
+  if (given.isForced === true) node.isForced = true;
+  if (Array.isArray(given.tokens)) node.tokens = given.tokens.slice(0, MAX_KEPT_TOKENS).map((token, at) => readToken(token, `${where}, token ${at + 1}`));
   if (Object.hasOwn(FORMS, given.form)) Object.assign(node, { form: given.form, schema: readText(given.schema ?? "", `${where}'s schema`) });
   if (given.figures && typeof given.figures === "object") node.figures = Object.fromEntries(Object.entries(given.figures).slice(0, 50).filter(([, value]) => Number.isFinite(value)));
   if (Array.isArray(given.toolCalls)) node.toolCalls = given.toolCalls.slice(0, 128).map((call, at) => readCall(call, `${where}, call ${at + 1}`));
   if (Array.isArray(given.results)) node.results = given.results.slice(0, 128).map((one) => ({ id: readText(one?.id, `${where}'s result`), content: readText(one?.content, `${where}'s result`) }));
   return node;
+}
+
+/** A token as [text, log probability, [[text, log probability], …]]. */
+function readToken(given, where) {
+  const [text, logprob, top] = Array.isArray(given) ? given : [];
+  const read = (one) => [readText(one?.[0], where), Number.isFinite(one?.[1]) ? one[1] : null];
+  return [...read([text, logprob]), Array.isArray(top) ? top.slice(0, 20).map(read) : []];
 }
 
 function readCall(given, where) {
