@@ -11,6 +11,14 @@ from typing import Any
 
 Prompt = list[int]
 
+_COMMON = {
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attention_bias": False,
+    "initializer_range": 0.02,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
@@ -48,12 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attention_bias": False,
-        "initializer_range": 0.02,
+        **_COMMON,
     },
     "qwen3-4b": {
         "architectures": ["Qwen3ForCausalLM"],
@@ -69,12 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attention_bias": False,
-        "initializer_range": 0.02,
+        **_COMMON,
     },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -96,12 +94,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attention_bias": False,
-        "initializer_range": 0.02,
+        **_COMMON,
     },
     "deepseek-v2-lite": {
         "architectures": ["DeepseekV2ForCausalLM"],
@@ -142,12 +135,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attention_bias": False,
-        "initializer_range": 0.02,
+        **_COMMON,
     },
 }
 DEFAULT_SHAPES = ("llama-3.1-8b", "qwen3-0.6b")

@@ -1,4 +1,4 @@
-"""Who waits for verified drafts where a device knows no count of its own: all rows, or those that verify alone.
+"""Choose who waits for verified drafts where a device knows no count of its own: all rows, or those that verify alone.
 
 If all wait, every row is in every step, and the device is idle while the host accounts for one and plans the next. If
 rows wait for their own plan alone, the others keep the device busy, and those that draft are in every other step.

@@ -18,7 +18,7 @@ def count_lines(max_num_seqs: int) -> int:
 
 
 def find_line_chooser(lines: Sequence[Line], deterministic: bool) -> Chooser:
-    """Who draws: in deterministic mode always the same kernels, as for the target's own tokens."""
+    """Return the kernels that draw: in deterministic mode always the same, as for the target's own tokens."""
     least = Chooser.DEVICE_FILTERED if deterministic else Chooser.DEVICE
     return max([least, *(line.device.state.chooser for line in lines)])
 
